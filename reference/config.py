@@ -98,7 +98,7 @@ class ModelConfig:
 
 
 class _Keys:
-    """Typed access to `qwen4exp.*` metadata; what is wrong is kept in `problems`, a stand-in value lets reading go on."""
+    """Typed access to `qwen4exp.*`. What is wrong is kept in `problems`, and a stand-in value lets reading go on."""
 
     def __init__(self, path: str, metadata: Metadata) -> None:
         self.path, self.metadata, self.problems = path, metadata, list[str]()

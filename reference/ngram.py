@@ -1,6 +1,6 @@
 """The n-gram hash: which rows of the PLE table a token reads. Exact unsigned 64-bit arithmetic, NumPy only.
 
-Float32 has 24 bits and JAX without x64 has 32; the products here use all 64. Nothing in this file may pass through either.
+Float32 has 24 bits and JAX without x64 has 32; the products here use all 64. Nothing here may pass through either.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NgramHash:
     def row_ids(self, tokens: npt.ArrayLike, history: npt.ArrayLike) -> UInt64:
         """Table rows of every token, in head order.
 
-        Shapes: tokens [t], history [N-1] (the tokens before, oldest first; `fresh_history` at a start) -> uint64 [t, n].
+        Shapes: tokens [t], history [N-1] (the tokens before, oldest first; see `fresh_history`) -> uint64 [t, n].
         Source: shared contract of the checkpoint and both engines; for order m the hash is the exclusive or of
         token * multiplier over the last m tokens, modulo 2^64.
         """

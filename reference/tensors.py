@@ -124,7 +124,7 @@ def dimensions(config: ModelConfig) -> dict[str, int]:
 
 
 def expected(config: ModelConfig, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, str]]:
-    """Every tensor name of the trunk with its shape in letters; `present` decides between fused and separate experts."""
+    """Every tensor name of the trunk with its shape in letters; `present` decides: experts fused or separate."""
     yield from MODEL.items()
     yield from _prefixed(
         "output_hc_", {name: shape for name, shape in HYPER_CONNECTION.items() if "inject" not in name}
