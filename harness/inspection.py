@@ -1,0 +1,119 @@
+"""What `plegate inspect` prints: facts from the header, and every problem that would stop a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from reference.config import ARCHITECTURE, ModelConfig, config_from
+from reference.errors import InputError
+from reference.gguf_file import GgufFile
+from reference.ngram import CHECKPOINT_SEED, NgramHash, checkpoint_multipliers, offsets_of, prime_sizes
+from reference.tensors import TABLE, take_inventory
+
+_LAZY_ABOVE_BYTES = 4 * 2**30  # llama.cpp's `auto` reads tables above this lazily
+
+
+def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
+    """Facts by name, in the order to print them, and problems, one line each. Touches headers only.
+
+    Units: names ending in `_bytes` are bytes.
+    """
+    facts: dict[str, Any] = {
+        "architecture": model.architecture or "none named",
+        "name": model.metadata.get("general.name", ""),
+        "shards": [str(path) for path in model.paths],
+        "size_bytes": model.size_bytes,
+        "tensors": len(model.tensors),
+    }
+    facts |= _table_facts(model)
+    if model.architecture != ARCHITECTURE:
+        facts["model"] = f"not {ARCHITECTURE}: only the table can be checked, with `plegate rows`"
+        return facts, [] if TABLE in model.tensors else [
+            f"{model.paths[0]}: no tensor {TABLE!r}, nothing to read lazily"
+        ]
+    try:
+        config = config_from(model)
+    except InputError as error:
+        return facts, str(error).splitlines()
+    facts |= _model_facts(config)
+    try:
+        inventory = take_inventory(model, config)
+    except InputError as error:
+        return facts, str(error).splitlines()
+    facts["weights_f32_bytes"] = 4 * sum(int(np.prod(info.shape)) for info in inventory.weights.values())
+    facts["state_bytes"] = state_bytes(config, config.context)
+    if inventory.unapplied:
+        facts["accepted_not_applied"] = (
+            f"{len(inventory.unapplied)} tensors, as in every engine: {inventory.unapplied[0]}, ..."
+        )
+    if inventory.skipped:
+        facts["skipped"] = f"{len(inventory.skipped)} tensors of MTP blocks {list(config.skipped_layers)}"
+    return facts, []
+
+
+def _table_facts(model: GgufFile) -> dict[str, Any]:
+    table = model.tensors.get(TABLE)
+    if table is None:
+        return {}
+    lazily = (
+        "llama.cpp's `auto` reads it lazily"
+        if table.size_bytes > _LAZY_ABOVE_BYTES
+        else ("llama.cpp's `auto` loads it whole (not above 4 GiB)")
+    )
+    return {
+        "table_type": table.type.name,
+        "table_rows": table.shape[0],
+        "row_width": table.shape[-1],
+        "row_bytes": table.row_bytes,
+        "table_bytes": table.size_bytes,
+        "table_shard": table.path.name,
+        "table_offset": table.offset_bytes,
+        "auto": f"{lazily}; plegate's `auto` maps it and decides for each batch by what is resident",
+    }
+
+
+def _model_facts(config: ModelConfig) -> dict[str, Any]:
+    attention = [layer for layer, linear in enumerate(config.linear_layers) if not linear]
+    ple = config.ple
+    return {
+        "layers": f"{config.layers}: delta net, attention in {attention}, PLE in {ple.layer}",
+        "width": f"{config.width}, {config.streams} residual streams",
+        "vocabulary": config.vocab,
+        "context": config.context,
+        "experts": f"{config.experts}, {config.experts_used} used, and one shared",
+        "rows_per_token": ple.heads,
+        "row_ids_below": ple.rows_needed,
+        "hash_multipliers": list(ple.hash.multipliers),
+        "hash_sizes": f"{min(ple.hash.sizes)} to {max(ple.hash.sizes)}",
+        "hash_rule": hash_rule(ple.hash, config.vocab),
+        "ple_eos": ple.hash.eos,
+    }
+
+
+def hash_rule(constants: NgramHash, vocab: int) -> str:
+    """Whether multipliers, sizes and offsets follow the checkpoint rule for its published seed, each in words."""
+    expected = checkpoint_multipliers(CHECKPOINT_SEED, 0, constants.order, vocab)
+    multipliers = "follow" if constants.multipliers == expected else "do not follow"
+    primes = constants.sizes == prime_sizes(constants.sizes[0], len(constants.sizes))
+    offsets = constants.offsets == offsets_of(constants.sizes)
+    return (
+        f"multipliers {multipliers} the rule for seed {CHECKPOINT_SEED}; "
+        f"sizes are {'' if primes else 'not '}consecutive primes; offsets {'' if offsets else 'do not '}add up"
+    )
+
+
+def state_bytes(config: ModelConfig, positions: int) -> int:
+    """Bytes of float32 state that a sequence of `positions` tokens carries.
+
+    An attention layer keeps keys, values and index keys of every position, a delta net its memories and convolution.
+    """
+    attention = sum(
+        positions * (2 * config.kv_heads * config.head_width + (config.indexer_width if ratio else 0))
+        for linear, ratio in zip(config.linear_layers, config.compress_ratios, strict=True)
+        if not linear
+    )
+    memory = config.delta_value_heads * config.delta_width**2 + (config.delta_conv_kernel - 1) * config.delta_channels
+    ple = (config.ple.conv_kernel - 1) * config.ple.hash.order * config.streams * config.width
+    return 4 * (attention + sum(config.linear_layers) * memory + ple)

@@ -1,0 +1,69 @@
+"""`plegate logits`: teacher-forced logits and a greedy continuation, for anybody's own comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.engine_names import EngineName
+from harness.options import Model
+
+
+def logits(
+    model: Model,
+    tokens: Annotated[
+        Path, typer.Option("--tokens", metavar="FILE", help="Token ids: a JSON list, or ids with white space between.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.npz", help="Where to write, whole or not at all.")],
+    engine: Annotated[EngineName, typer.Option(help="Which implementation computes.")] = EngineName.fast,
+    mode: Annotated[
+        str, typer.Option(help="How table rows are read; `plegate gate --list-modes` names them.")
+    ] = "auto",
+    generate: Annotated[
+        int, typer.Option("--generate", min=0, metavar="N", help="Continue greedily by N tokens (temperature 0).")
+    ] = 0,
+    chunk: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Tokens fed at a time; any value gives the same tokens.")
+    ] = 64,
+) -> None:
+    """Write the logits at every position of a prompt, and the greedy continuation.
+
+    The file is a NumPy archive: `tokens` int32[t], `logits` float32[t, vocab], `greedy` int32[N], `margin` float32[N]
+    (top-1 minus top-2 logit of each greedy step).
+    """
+    import io
+
+    import numpy as np
+
+    from harness.atomic import write_bytes
+    from harness.engine import open_engine
+    from harness.progress import stages
+    from harness.prompts import read_token_file
+    from reference.errors import InputError
+
+    prompts = read_token_file(tokens)
+    if len(prompts) != 1:
+        raise InputError(f"{tokens}: found {len(prompts)} lists of ids, expected one: give one file for each prompt")
+    prompt = prompts[0]
+    with (
+        stages() as stage,
+        open_engine(model, engine.value, mode, room=len(prompt) + generate, chunk=chunk) as opened,
+    ):
+        opened.check_ids(prompt, str(tokens))
+        stage(f"{len(prompt)} tokens through {engine.value}")
+        sequence = opened.new_sequence()
+        values = sequence.feed(prompt)
+        stage(f"{generate} tokens of continuation")
+        steps = list(sequence.greedy(generate))
+    archive = io.BytesIO()
+    np.savez(
+        archive,
+        tokens=np.asarray(prompt, np.int32),
+        logits=values,
+        greedy=np.asarray([token for token, _ in steps], np.int32),
+        margin=np.asarray([margin for _, margin in steps], np.float32),
+    )
+    write_bytes(out, archive.getvalue())
+    print(f"{out}: logits {values.shape[0]} x {values.shape[1]}, {len(steps)} greedy tokens, {engine.value}, {mode}")

@@ -1,0 +1,45 @@
+"""Every job that a person or continuous integration runs. `nox -l` lists them; `nox` alone lints and tests."""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.sessions = ["lint", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Install the project, editable, with its development dependencies of `groups`."""
+    session.install("-e", ".", *nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and types."""
+    install(session, "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Unit, property, differential and command-line tests; what is slow is left to `nox -s slow`."""
+    install(session, "tests")
+    session.run("pytest", "-m", "not slow", *session.posargs)
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """Measurements and long runs, which say how they compare with the device and with each other."""
+    install(session, "tests")
+    session.run("pytest", "-m", "slow", *session.posargs)
+
+
+@nox.session
+def gate(session: nox.Session) -> None:
+    """The gate on the default model, as a newcomer runs it. Options go behind `--`."""
+    install(session)
+    session.run("plegate", "gate", *session.posargs)

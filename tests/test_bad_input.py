@@ -1,0 +1,229 @@
+"""Every kind of bad input through the command line: exit code 2, and an error that names file, found and expected."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFValueType as Type
+
+from tests import gguf_edit
+from tests.conftest import FIXTURES
+from tests.gguf_edit import Keys, Tensors
+
+TINY = FIXTURES / "tiny.gguf"
+PREFIX = "qwen4exp."
+
+
+def plegate(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "harness.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        cwd=Path(__file__).parents[1],
+        timeout=120,
+        check=False,
+    )
+
+
+def a_directory(folder: Path) -> Path:
+    return folder
+
+
+def missing(folder: Path) -> Path:
+    return folder / "nothing.gguf"
+
+
+def empty(folder: Path) -> Path:
+    (folder / "empty.gguf").touch()
+    return folder / "empty.gguf"
+
+
+def not_gguf(folder: Path) -> Path:
+    (folder / "text.gguf").write_text("this is a text file and no model at all")
+    return folder / "text.gguf"
+
+
+def cut(size: int) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / "cut.gguf").write_bytes(TINY.read_bytes()[:size])
+        return folder / "cut.gguf"
+
+    return make
+
+
+def changed(change: Callable[[Keys, Tensors], None]) -> Callable[[Path], Path]:
+    return lambda folder: gguf_edit.edited(TINY, folder / "changed.gguf", change)
+
+
+def set_key(
+    key: str, value: object, kind: Type = Type.ARRAY, element: Type | None = Type.INT32
+) -> Callable[[Path], Path]:
+    return changed(lambda keys, _: keys.__setitem__(PREFIX + key, (value, kind, element)))
+
+
+def split_without_shard_2(folder: Path) -> Path:
+    paths = gguf_edit.split(TINY, folder, "model", 3)
+    paths[1].unlink()
+    return paths[0]
+
+
+def another_architecture(folder: Path) -> Path:
+    return gguf_edit.edited(
+        TINY,
+        folder / "changed.gguf",
+        lambda keys, _: keys.__setitem__("general.architecture", ("llama", Type.STRING, None)),
+    )
+
+
+def drop(keys: Keys, tensors: Tensors) -> None:
+    del keys["qwen4exp.block_count"], tensors["blk.2.ssm_a"], tensors["blk.0.attn_gate.weight"]
+
+
+def drop_tensors(_: Keys, tensors: Tensors) -> None:
+    del tensors["blk.2.ssm_a"], tensors["blk.0.attn_gate.weight"]
+
+
+def extra(_: Keys, tensors: Tensors) -> None:
+    tensors["blk.0.surplus.weight"] = (np.zeros((2, 3), np.float32), Kind.F32)
+
+
+def wrong_shape(_: Keys, tensors: Tensors) -> None:
+    tensors["blk.0.ssm_out.weight"] = (np.zeros((128, 65), np.float32), Kind.F32)
+
+
+def short_table(_: Keys, tensors: Tensors) -> None:
+    data, kind = tensors["per_layer_token_embd.weight"]
+    tensors["per_layer_token_embd.weight"] = (data[:4061], kind)  # heads end at row 3041 + 1021 = 4062
+
+
+BAD_MODELS: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
+    "missing file": (missing, ["nothing.gguf: no such file", "expected a GGUF file", "check the path"]),
+    "directory": (a_directory, ["is a directory", "expected a GGUF file", "name the .gguf file inside it"]),
+    "empty file": (empty, ["empty.gguf: is empty (0 bytes)", "expected a GGUF file"]),
+    "not GGUF": (not_gguf, ["text.gguf: magic at byte 0: found b'this'", "expected b'GGUF'"]),
+    "truncated header": (cut(1000), ["cut.gguf: ", "at byte ", "bytes left of 1000", "truncated download?"]),
+    "truncated data": (
+        cut(4_000_000),
+        ["cut.gguf: blk.", "ends at byte", "file has 4000000 bytes", "truncated download?"],
+    ),
+    "another architecture": (another_architecture, ["found 'llama'", "expected 'qwen4exp'", "`plegate rows`"]),
+    "missing tensors": (
+        changed(drop_tensors),
+        ["tensor 'blk.2.ssm_a' is missing, expected shape (4,)", "tensor 'blk.0.attn_gate.weight' is missing"],
+    ),
+    "missing key": (changed(drop), ["qwen4exp.block_count: found no such key"]),
+    "extra tensor": (changed(extra), ["tensor 'blk.0.surplus.weight' (2, 3) has no place", "expected none"]),
+    "wrong shape": (changed(wrong_shape), ["'blk.0.ssm_out.weight': found (128, 65), expected (128, 64)"]),
+    "short head sizes": (
+        set_key("ple.head_vocab_sizes", [1009, 1013, 1019], element=Type.UINT64),
+        ["ple.head_vocab_sizes: found 3 values, expected 4"],
+    ),
+    "hash constants as INT32": (
+        set_key("ple.layer_multipliers", [3, 5, 7]),
+        ["ple.layer_multipliers: found elements of INT32, expected UINT64"],
+    ),
+    "head range past the table": (
+        changed(short_table),
+        ["'per_layer_token_embd.weight': found 4061 rows, expected at least 4062", "head 3 reads rows 3041 to 4061"],
+    ),
+    "two PLE layers": (set_key("ple.layers", [1, 2]), ["ple.layers: found [1, 2], expected exactly one layer"]),
+    "PLE on an attention layer": (
+        set_key("ple.layers", [3]),
+        ["ple.layers: found 3, an attention layer, expected a linear layer, one of [0, 1, 2]"],
+    ),
+    "unclaimed rotary pairs": (
+        set_key("rope.dimension_sections", [1, 3, 2, 0]),
+        ["rope.dimension_sections", "rotary pairs [3, 6] to no axis", "expected sections that claim all 8 pairs"],
+    ),
+    "YaRN": (
+        set_key("rope.scaling.type", "yarn", kind=Type.STRING, element=None),
+        ["rope.scaling.type: found 'yarn'", "not supported yet"],
+    ),
+    "missing shard": (split_without_shard_2, ["split model of 3 shards", "missing", "model-00002-of-00003.gguf"]),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_MODELS)
+def test_bad_model_is_refused_by_name(kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from harness.cli import app
+    from typer.testing import CliRunner
+
+    make, expected = BAD_MODELS[kind]
+    path = make(tmp_path)
+    result = CliRunner().invoke(app, ["gate", str(path)])
+    error = capfd.readouterr().err + result.stderr
+    assert result.exit_code == 2, error
+    assert str(tmp_path) in error
+    for part in expected:
+        assert part in error
+
+
+BAD_PROMPTS = {
+    "negative id": ("[5, -1]", ["prompt.json: token 1 is -1, expected 0..511"]),
+    "too large id": ("5 6 512", ["prompt.json: token 2 is 512, expected 0..511"]),
+    "empty prompt": ("[]", ["prompt.json: no token ids", "expected at least one"]),
+    "no ids": ("five six", ["prompt.json: token 0 is 'five', expected a whole number"]),
+    "half an id": ("[1.5]", ["prompt.json: token 0 is 1.5, expected a whole number"]),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_PROMPTS)
+def test_bad_prompt_is_refused_by_position(kind: str, tmp_path: Path) -> None:
+    content, expected = BAD_PROMPTS[kind]
+    tokens = tmp_path / "prompt.json"
+    tokens.write_text(content)
+    result = plegate("gate", TINY, "--tokens", tokens)
+    assert result.returncode == 2, result.stderr
+    for part in expected:
+        assert part in result.stderr
+
+
+def test_empty_text_prompt_is_refused() -> None:
+    result = plegate("gate", TINY, "--prompt", "")
+    assert (result.returncode, "empty" in result.stderr) == (2, True), result.stderr
+
+
+def _as_nobody(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run without root's right to read everything, where the tests run as root."""
+    drop_root = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+    return subprocess.run(
+        [sys.executable, "-m", "harness.cli", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        cwd=Path(__file__).parents[1],
+        timeout=120,
+        check=False,
+        **drop_root,
+    )
+
+
+@pytest.fixture
+def open_folder() -> Path:
+    """A folder that anybody may enter; pytest's own is closed to others."""
+    import tempfile
+
+    folder = Path(tempfile.mkdtemp(prefix="plegate-test-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_model_without_permission_is_refused(open_folder: Path) -> None:
+    path = open_folder / "locked.gguf"
+    shutil.copyfile(TINY, path)
+    path.chmod(0)
+    result = _as_nobody(["inspect", str(path)], {})
+    if "ModuleNotFoundError" in result.stderr or "Permission denied: '/root" in result.stderr:
+        pytest.skip("another user cannot run this Python: its folders are closed to others")
+    assert result.returncode == 2, result.stderr
+    assert "locked.gguf: no permission to read it" in result.stderr
