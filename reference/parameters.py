@@ -65,7 +65,7 @@ class Indexer:
 class Attention:
     """Gated grouped-query attention; `indexer` is None in a dense layer."""
 
-    attn_q: Float[Array, "2hk d"]
+    attn_q: Float[Array, "hk2 d"]
     attn_k: Float[Array, "gk d"]
     attn_v: Float[Array, "gk d"]
     attn_output: Float[Array, "d hk"]

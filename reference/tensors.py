@@ -40,7 +40,7 @@ DELTA_NET = {
     "ssm_out.weight": "d bw",
 }
 ATTENTION = {
-    "attn_q.weight": "2hk d",
+    "attn_q.weight": "hk2 d",
     "attn_k.weight": "gk d",
     "attn_v.weight": "gk d",
     "attn_output.weight": "d hk",
@@ -63,7 +63,7 @@ EXPERTS = {
     "ffn_up_shexp.weight": "m d",
     "ffn_down_shexp.weight": "d m",
 }
-FUSED_GATE_UP = {"ffn_gate_up_exps.weight": "x 2f d"}  # in place of the two; gate rows first
+FUSED_GATE_UP = {"ffn_gate_up_exps.weight": "x f2 d"}  # in place of the two; gate rows first
 PLE = {
     "ple_key.weight": "sd ne",
     "ple_value.weight": "d ne",
@@ -102,7 +102,7 @@ def dimensions(config: ModelConfig) -> dict[str, int]:
         "s": config.streams,
         "sd": config.streams * config.width,
         "r": config.low_rank,
-        "2hk": 2 * config.heads * config.head_width,
+        "hk2": 2 * config.heads * config.head_width,
         "hk": config.heads * config.head_width,
         "gk": config.kv_heads * config.head_width,
         "k": config.head_width,
@@ -115,7 +115,7 @@ def dimensions(config: ModelConfig) -> dict[str, int]:
         "K": config.delta_conv_kernel,
         "x": config.experts,
         "f": config.expert_width,
-        "2f": 2 * config.expert_width,
+        "f2": 2 * config.expert_width,
         "m": config.shared_width,
         "ne": ple.heads * ple.row_width,
         "P": ple.conv_kernel,
