@@ -1,0 +1,148 @@
+"""Kernel AIO (io_submit): many positional reads in one system call, for where io_uring is forbidden.
+
+For a buffered file io_submit performs the reads one after the other on the calling thread, exactly like a loop of
+pread without the interpreter in between; for O_DIRECT it starts them all and returns. Containers that forbid io_uring
+usually allow it.
+
+Buffer lifetime: `read` returns or raises only after every accepted read has completed; io_destroy waits for the rest.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from fast.rows import syscalls
+from fast.rows.reader import ModeUnavailable
+from fast.rows.reads import MAX_ROUNDS, Reads, ReadStats, unfinished
+
+IOCB = np.dtype(
+    {
+        "names": ["data", "rw_flags", "opcode", "fd", "buf", "nbytes", "offset"],
+        "formats": ["u8", "u4", "u2", "u4", "i8", "i8", "i8"],
+        "offsets": [0, 12, 16, 20, 24, 32, 40],  # little endian: aio_key comes before aio_rw_flags
+        "itemsize": 64,
+    }
+)
+EVENT = np.dtype([("data", "u8"), ("obj", "u8"), ("res", "i8"), ("res2", "i8")])
+RWF_NOWAIT = 8
+
+
+class KernelAio:
+    """One AIO context; used by one thread at a time.
+
+    Raises: ModeUnavailable when the kernel or a container refuses a context.
+    """
+
+    def __init__(self, entries: int, call: syscalls.SyscallFunction = syscalls.call) -> None:
+        self._call = call
+        self.pid = os.getpid()
+        self.entries = entries
+        context = np.zeros(1, np.uint64)
+        result = call("io_setup", entries, syscalls.address_of(context))
+        if result < 0:
+            raise ModeUnavailable(f"kernel AIO is not available: io_setup: {syscalls.explain(result)}")
+        self._context = int(context[0])
+        self._flying = 0
+        self._iocbs = np.zeros(entries, IOCB)
+        self._pointers = syscalls.address_of(self._iocbs) + np.arange(entries, dtype=np.uint64) * IOCB.itemsize
+        self._events = np.zeros(entries, EVENT)
+        self._nowait = True
+
+    def read(self, reads: Reads, nowait_first: bool = False) -> ReadStats:
+        """Carry out all reads. With `nowait_first`, cached rows are copied and missing ones started in a first pass.
+
+        RWF_NOWAIT does not wait for a page, but starts reading it ahead; the second pass then waits for reads that are
+        already in flight together. Nothing depends on that for the bytes, only for the speed.
+        """
+        stats = ReadStats()
+        started = perf_counter()
+        left: Reads | None = reads
+        rounds = 0
+        try:
+            while left is not None:
+                flags = RWF_NOWAIT if nowait_first and self._nowait and not rounds else 0
+                results = self._pass(left, flags, stats)
+                left = unfinished(left, results)
+                rounds += 1
+                if rounds > MAX_ROUNDS:
+                    raise OSError(errno.EAGAIN, "kernel AIO reads make no progress")
+        finally:
+            self._drain()
+        stats.service_s += perf_counter() - started
+        return stats
+
+    def _pass(self, reads: Reads, flags: int, stats: ReadStats) -> npt.NDArray[np.int64]:
+        results = np.empty(reads.count, np.int64)
+        for start in range(0, reads.count, self.entries):
+            part = slice(start, min(start + self.entries, reads.count))
+            self._portion(reads.subset(part), flags, results[part], stats)
+        stats.bytes_asked += reads.total_bytes
+        return results
+
+    def _portion(self, reads: Reads, flags: int, results: npt.NDArray[np.int64], stats: ReadStats) -> None:
+        """Submit up to `entries` reads and wait for them; a read the kernel does not take has its error as result."""
+        count = reads.count
+        iocbs = self._iocbs[:count]
+        iocbs["data"] = np.arange(count)
+        iocbs["rw_flags"] = flags
+        iocbs["fd"] = reads.files
+        iocbs["buf"] = reads.addresses
+        iocbs["nbytes"] = reads.lengths
+        iocbs["offset"] = reads.offsets
+        at = 0
+        while at < count:
+            taken = self._call("io_submit", self._context, count - at, syscalls.address_of(self._pointers) + 8 * at)
+            stats.calls += 1
+            if taken > 0:
+                self._flying += taken
+                at += taken
+                if at < count:
+                    self._collect(results, stats)
+                continue
+            if -taken in (errno.ENOSYS, errno.EPERM):
+                raise ModeUnavailable(f"kernel AIO is not available: io_submit: {syscalls.explain(taken)}")
+            if flags and -taken in (errno.EOPNOTSUPP, errno.EINVAL):
+                self._nowait = False  # this file system cannot say "not cached": every read waits
+                results[at:count] = -errno.EAGAIN
+                break
+            if -taken in (errno.EAGAIN, errno.EINTR) and self._flying:
+                self._collect(results, stats)
+                continue
+            results[at] = taken or -errno.EAGAIN
+            at += 1
+        self._collect(results, stats)
+
+    def _collect(self, results: npt.NDArray[np.int64] | None, stats: ReadStats | None) -> None:
+        """Wait for every read in flight."""
+        while self._flying:
+            got = self._call(
+                "io_getevents", self._context, self._flying, self.entries, syscalls.address_of(self._events), 0
+            )
+            if stats is not None:
+                stats.calls += 1
+            if got == -errno.EINTR:
+                continue
+            if got < 0:
+                raise OSError(-got, f"io_getevents: {os.strerror(-got)}")
+            self._flying -= got
+            if results is not None:
+                events = self._events[:got]
+                results[events["data"]] = events["res"]
+
+    def _drain(self) -> None:
+        self._collect(None, None)
+
+    def close(self) -> None:
+        """Destroy the context; the kernel waits for what is in flight."""
+        if self._context and self.pid == os.getpid():
+            self._call("io_destroy", self._context)
+        self._context = 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "_context"):
+            self.close()
