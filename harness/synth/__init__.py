@@ -1,0 +1,7 @@
+"""The deterministic model maker behind `plegate synth`, and the cache of made models."""
+
+from harness.synth.making import cache_folder, ensure_model, make_model
+from harness.synth.presets import PRESETS
+from harness.synth.recipe import Recipe, make_recipe
+
+__all__ = ["PRESETS", "Recipe", "cache_folder", "ensure_model", "make_model", "make_recipe"]

@@ -1,0 +1,175 @@
+"""A small GGUF v3 writer: typed metadata, tensors streamed in order, the file whole or not there.
+
+Own code because the bytes of a made model must depend on no library's version. Layout: magic, version, two counts,
+the metadata, the tensor list, padding to the alignment, then each tensor's data padded to the alignment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+import struct
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
+from harness.atomic import writing
+from harness.synth.bits import Bytes
+from reference.errors import InputError
+
+ALIGNMENT = 32
+_SCALAR_FORMATS = {
+    GGUFValueType.UINT32: "<I",
+    GGUFValueType.INT32: "<i",
+    GGUFValueType.UINT64: "<Q",
+    GGUFValueType.FLOAT32: "<f",
+    GGUFValueType.BOOL: "<?",
+}
+_FREE_MARGIN_BYTES = 64 << 20  # the file system's own needs; a disk filled to the last byte hurts everybody
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One metadata key. `items` is the element type where `kind` is ARRAY."""
+
+    key: str
+    kind: GGUFValueType
+    value: Any
+    items: GGUFValueType | None = None
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """One tensor to write.
+
+    Shapes: `shape` in NumPy order. `blocks` yields its bytes in order, in pieces of any size.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+    blocks: Callable[[], Iterator[Bytes]]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its data, without padding."""
+        block, block_bytes = GGML_QUANT_SIZES[self.kind]
+        return int(np.prod(self.shape, dtype=np.int64)) // block * block_bytes
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode("utf-8")
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _value(kind: GGUFValueType, value: Any) -> bytes:
+    return _string(value) if kind == GGUFValueType.STRING else struct.pack(_SCALAR_FORMATS[kind], value)
+
+
+def _entry(entry: Entry) -> bytes:
+    head = _string(entry.key) + struct.pack("<I", entry.kind)
+    if entry.items is None:
+        return head + _value(entry.kind, entry.value)
+    head += struct.pack("<IQ", entry.items, len(entry.value))
+    if entry.items == GGUFValueType.STRING:
+        return head + b"".join(map(_string, entry.value))
+    return head + struct.pack(f"<{len(entry.value)}{_SCALAR_FORMATS[entry.items][1]}", *entry.value)
+
+
+def _padded(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def header(entries: Sequence[Entry], tensors: Sequence[PlannedTensor]) -> bytes:
+    """Everything before the first tensor's data, padded to the alignment."""
+    parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(entries)), *map(_entry, entries)]
+    offset_bytes = 0
+    for tensor in tensors:
+        dims = tensor.shape[::-1]
+        parts.append(_string(tensor.name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims))
+        parts.append(struct.pack("<IQ", tensor.kind, offset_bytes))
+        offset_bytes += _padded(tensor.size_bytes)
+    joined = b"".join(parts)
+    return joined.ljust(_padded(len(joined)), b"\0")
+
+
+def file_bytes(entries: Sequence[Entry], tensors: Sequence[PlannedTensor]) -> int:
+    """Size of the file that `write_gguf` makes of these."""
+    return len(header(entries, tensors)) + sum(_padded(tensor.size_bytes) for tensor in tensors)
+
+
+def check_space(path: Path, needed_bytes: int, instead: str) -> None:
+    """Raises:
+
+    InputError when the folder of `path` is not there or its file system has no room. `instead` says what to do.
+    """
+    folder = path.parent
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder to write {path.name} into; make it first, or {instead}")
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes + _FREE_MARGIN_BYTES:
+        found = f"{free_bytes:,} bytes are free, {needed_bytes:,} are needed and {_FREE_MARGIN_BYTES:,} stay free"
+        raise InputError(f"{path}: no space: {found}; make room, or {instead}")
+
+
+def write_gguf(
+    path: Path,
+    entries: Sequence[Entry],
+    tensors: Sequence[PlannedTensor],
+    *,
+    force: bool = False,
+    instead: str = "name another place with --out",
+    on_bytes: Callable[[int], None] = lambda _: None,
+) -> str:
+    """Write the file whole or not at all and give its SHA-256.
+
+    `on_bytes` is told of every piece written. Raises: InputError when the file is there already (without `force`), or
+    the folder is missing, not writable or full; the message names the path and ends in `instead`.
+    """
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder, expected the name of a file to write; {instead}")
+    if path.exists() and not force:
+        raise InputError(f"{path}: exists already, nothing was written; add --force to replace it, or {instead}")
+    check_space(path, file_bytes(entries, tensors), instead)
+    digest = hashlib.sha256()
+    try:
+        with writing(path) as file, contextlib.closing(_ahead(_pieces(entries, tensors))) as ready:
+            for piece in ready:
+                view = piece.data
+                digest.update(view)
+                file.write(view)
+                on_bytes(piece.size)
+    except InputError as error:  # no space, no permission: `writing` has cleaned up and said what
+        raise InputError(f"{error}; or {instead}") from error
+    return digest.hexdigest()
+
+
+def _pieces(entries: Sequence[Entry], tensors: Sequence[PlannedTensor]) -> Iterator[Bytes]:
+    yield np.frombuffer(header(entries, tensors), dtype=np.uint8)
+    for tensor in tensors:
+        written_bytes = 0
+        for piece in tensor.blocks():
+            written_bytes += piece.size
+            yield piece
+        if written_bytes != tensor.size_bytes:
+            raise AssertionError(f"{tensor.name}: {written_bytes} bytes made, its shape needs {tensor.size_bytes}")
+        yield np.zeros(_padded(written_bytes) - written_bytes, dtype=np.uint8)
+
+
+def _ahead(pieces: Iterable[Bytes]) -> Generator[Bytes]:
+    """The same pieces, each made by a second thread while the one before is written:
+
+    NumPy and hashing release the lock.
+    """
+    source = iter(pieces)
+    with ThreadPoolExecutor(max_workers=1) as maker:
+        coming = maker.submit(next, source, None)
+        while (piece := coming.result()) is not None:
+            coming = maker.submit(next, source, None)
+            yield piece

@@ -1,0 +1,140 @@
+"""`plegate synth`: make a model file that is the same, byte for byte, on every machine."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.options import JsonFile
+
+
+class PresetName(StrEnum):
+    """The presets, spelled here so that `--help` loads nothing; a test compares them with the maker's."""
+
+    nano = "nano"
+    table = "table"
+    mini = "mini"
+
+
+def synth(
+    preset: Annotated[
+        PresetName,
+        typer.Argument(
+            metavar="PRESET",
+            help="`nano`: a whole small model, 222 MiB, what `plegate gate` uses by default. `table`: Flash-Next's "
+            "metadata, vocabulary size and hash with nothing but the table, of any size and type. `mini`: a whole model with "
+            "Flash-Next's sizes per layer, 4 layers, 8 experts, 834 MiB.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="The file to write. Default: PRESET.gguf here.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Another seed, other weights and rows. Default: the preset's own.", show_default=False
+        ),
+    ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Rows of the table; the hash's head sizes follow. Flash-Next has 320001536 (26.8 GiB in IQ4_NL). "
+            "Default: 1000064 for nano, 1600000 for mini, 1 GiB for table.",
+            show_default=False,
+        ),
+    ] = None,
+    gib: Annotated[
+        float | None, typer.Option(metavar="X", help="The table's size in GiB, instead of --rows.", show_default=False)
+    ] = None,
+    table_type: Annotated[
+        str | None,
+        typer.Option(
+            "--type",
+            metavar="TYPE",
+            help="The table's number format: F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, IQ4_NL (default), and Q6_K or "
+            "IQ1_S where a row's width is a multiple of 256.",
+            show_default=False,
+        ),
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            metavar="W", help="Values in a row, for `table` only. Default: Flash-Next's 160.", show_default=False
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Make a model to test with: random weights, a real vocabulary, the same bytes on every machine.
+
+    The SHA-256 is printed, and compared with the one recorded for these options where there is one. llama.cpp loads
+    `nano` and `mini` as they are. The file is written whole or not at all.
+
+    Examples:
+
+    `plegate synth nano`
+
+    `plegate synth nano --rows 40000000 --out big.gguf` (a table that does not fit in memory, under the same small
+    model)
+
+    `plegate synth table --gib 6 --type Q8_0`
+
+    Exit codes: 0 made, 1 made but with another SHA-256 than recorded, 2 bad input (no space and no permission too).
+    """
+    import time
+
+    from harness.atomic import write_json
+    from harness.errors import EXIT_DIFFERENT, EXIT_EQUAL
+    from harness.progress import progress
+    from harness.synth import make_model, make_recipe
+    from harness.synth.digests import RECORDED
+    from harness.synth.table import table_type as type_named
+
+    kind = None if table_type is None else type_named(table_type)
+    recipe = make_recipe(preset.value, seed=seed, rows=rows, gib=gib, table_kind=kind, row_width=width)
+    path = Path(f"{preset.value}.gguf") if out is None else out
+    started_s = time.perf_counter()
+    size_bytes = recipe.size_bytes
+    with progress() as bars:
+        task = bars.add_task(f"writing {path.name} (MiB)", total=size_bytes >> 20)
+        digest = make_model(
+            recipe, path, force=force, on_bytes=lambda count_bytes: bars.advance(task, count_bytes / 2**20)
+        )
+    seconds = time.perf_counter() - started_s
+    recorded = RECORDED.get(recipe.label)
+    print(f"{path}: {size_bytes:,} bytes in {seconds:.1f} s")
+    print(f"{recipe.label}: {recipe.rows:,} rows of {recipe.row_bytes} bytes in the table")
+    print(f"SHA-256 {digest}")
+    print(_verdict(digest, recorded))
+    if json_file is not None:
+        facts = {
+            "schema": "plegate.synth/1",
+            "path": str(path),
+            "size_bytes": size_bytes,
+            "seconds": seconds,
+            "sha256": digest,
+            "sha256_recorded": recorded,
+            "preset": recipe.preset.name,
+            "seed": recipe.seed,
+            "rows": recipe.rows,
+            "row_bytes": recipe.row_bytes,
+            "type": recipe.table_kind.name,
+        }
+        write_json(json_file, facts)
+    raise typer.Exit(EXIT_EQUAL if recorded in (None, digest) else EXIT_DIFFERENT)
+
+
+def _verdict(digest: str, recorded: str | None) -> str:
+    if recorded is None:
+        return "no digest is recorded for these options; making it again anywhere must give this one"
+    if recorded == digest:
+        return "equal to the recorded digest"
+    return f"DIFFERENT from the recorded digest {recorded}: please report this with your CPU and NumPy version"
