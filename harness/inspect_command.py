@@ -39,5 +39,6 @@ def _readable(name: str, value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(str(item) for item in value)
     if name.endswith("_bytes") and isinstance(value, int):
-        return f"{value:,} bytes ({value / 2**30:.2f} GiB)" if value >= 2**20 else f"{value:,} bytes"
+        unit, size = ("GiB", 2**30) if value >= 2**30 else ("MiB", 2**20)
+        return f"{value:,} bytes ({value / size:.2f} {unit})" if value >= 2**20 else f"{value:,} bytes"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -42,8 +42,8 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
         inventory = take_inventory(model, config)
     except InputError as error:
         return facts, str(error).splitlines()
-    facts["weights_f32_bytes"] = 4 * sum(int(np.prod(info.shape)) for info in inventory.weights.values())
-    facts["state_bytes"] = state_bytes(config, config.context)
+    facts["memory_for_weights_in_f32_bytes"] = 4 * sum(int(np.prod(info.shape)) for info in inventory.weights.values())
+    facts["memory_for_a_full_context_bytes"] = state_bytes(config, config.context)
     if inventory.unapplied:
         facts["accepted_not_applied"] = (
             f"{len(inventory.unapplied)} tensors, as in every engine: {inventory.unapplied[0]}, ..."

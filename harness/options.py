@@ -16,7 +16,7 @@ Model = Annotated[
 DefaultModel = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="A GGUF file, or any shard of a split one. Left out: the small model `nano`, made on first use and kept.",
         show_default=False,
     ),
