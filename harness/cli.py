@@ -16,6 +16,7 @@ from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, EXIT_INTERRUPTED, Ca
 from harness.gate_command import gate
 from harness.inspect_command import inspect
 from harness.logits_command import logits
+from harness.synth_command import synth
 from reference.errors import InputError
 
 
@@ -55,7 +56,7 @@ app = typer.Typer(
     ),
 )
 
-for _command in (gate, inspect, logits):
+for _command in (gate, inspect, logits, synth):
     app.command()(_command)
 
 

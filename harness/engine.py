@@ -27,7 +27,7 @@ class EngineSequence(Protocol):
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Teacher-forced logits, float32 [t, v]."""
 
-    def greedy(self, count: int) -> Iterator[tuple[int, float]]:
+    def generate(self, count: int) -> Iterator[tuple[int, float]]:
         """The temperature-0 continuation: `count` times the token and its margin, top-1 minus top-2 logit."""
 
 
@@ -54,7 +54,7 @@ class _ReferenceSequence:
         self._last = logits[-1]
         return logits
 
-    def greedy(self, count: int) -> Iterator[tuple[int, float]]:
+    def generate(self, count: int) -> Iterator[tuple[int, float]]:
         from reference.decode import greedy
 
         if self._last is None:
@@ -98,6 +98,12 @@ def make_engine(name: str, model: GgufFile, reader: RowReader, room: int, chunk:
     """An engine over an open model and an open reader of its table."""
     if name == "reference":
         return ReferenceEngine(model, reader, room, chunk)
+    if name == "fast":
+        from fast.engine import FastEngine
+        from fast.settings import EngineSettings
+        from harness.synth import cache_folder
+
+        return FastEngine(model, reader, EngineSettings(context=room, chunk=chunk, cache_dir=cache_folder() / "programs"))
     raise InputError(f"engine {name!r} does not exist, expected reference or fast")
 
 

@@ -205,7 +205,7 @@ class _TokenRuns:
         for prompt in self.prompts:
             sequence = self.engine.new_sequence()
             sequence.feed(list(prompt.ids))
-            runs.append(list(sequence.greedy(self.generate)))
+            runs.append(list(sequence.generate(self.generate)))
         return runs
 
     def compare(self, verdict: ModeVerdict, reader: RowReader) -> None:

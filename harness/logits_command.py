@@ -56,7 +56,7 @@ def logits(
         sequence = opened.new_sequence()
         values = sequence.feed(prompt)
         stage(f"{generate} tokens of continuation")
-        steps = list(sequence.greedy(generate))
+        steps = list(sequence.generate(generate))
     archive = io.BytesIO()
     np.savez(
         archive,
