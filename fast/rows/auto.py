@@ -1,4 +1,4 @@
-"""Mode `auto`: per batch, the mapping where the rows are resident and mapped, one ring submission where they are not."""
+"""Mode `auto`: per batch, the mapping where rows are resident and mapped, one ring submission where not."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fast.rows.uring import UringReader
 SAMPLED_ROWS = 16  # mincore calls per large batch, 2 us each: a batch with 10% of its rows missing escapes 1 time in 5
 FIRST_CHUNK_ROWS = 512  # what a sample that misled may cost: 512 serial faults
 CHUNK_ROWS = 8192
-# A row by the ring costs 0.9 us when it is cached, a minor fault 2 us, a major one 80 us: beyond these shares of a chunk the
-# ring is the cheaper way for the rest of the batch.
+# A row by the ring costs 0.9 us when it is cached, a minor fault 2 us, a major one 80 us: beyond these shares of a
+# chunk the ring is the cheaper way for the rest of the batch.
 MAX_MAJOR_SHARE = 0.0075
 MAX_MINOR_SHARE = 0.4
 TRUST_BATCHES = 3  # small batches in a row without a device read before the mapping is tried without asking
@@ -33,17 +33,17 @@ class AutoReader(RowReader):
     """Chooses per batch, from what the kernel says and from what reads turned out to cost.
 
     How it decides:
-    - Up to `inline_rows` rows (decode): one ring submission. It copies rows that are in the page cache while it is submitted
-      and has all others in flight together, so no question is needed. After three such batches without a device read the
-      next one is taken from the mapping (a quarter of the time); the first device read of such a batch, seen in the
-      counters, sends the following ones back to the ring.
+    - Up to `inline_rows` rows (decode): one ring submission. It copies rows that are in the page cache while it is
+      submitted and has all others in flight together, so no question is needed. After three such batches without a
+      device read the next one is taken from the mapping (a quarter of the time); the first device read of such a batch,
+      seen in the counters, sends the following ones back to the ring.
     - Larger batches: `mincore` is asked about a sample of 16 rows. One of them absent: the whole batch goes through the
-      ring. All present: rows are taken from the mapping chunk by chunk, and the thread's page faults are looked at after
-      each. Too many major faults (the sample misled) or minor ones (cached, but not in our page table, which
+      ring. All present: rows are taken from the mapping chunk by chunk, and the thread's page faults are looked at
+      after each. Too many major faults (the sample misled) or minor ones (cached, but not in our page table, which
       costs more than a read): the ring gets the rest.
     - Rows that the ring served from or into the page cache are then touched by a helper thread, so that the mapping has
-      them next time. `trim` undoes that, and a table trimmed or evicted is noticed by the rules above: nothing remembers
-      residency, it is asked for or measured each time.
+      them next time. `trim` undoes that, and a table trimmed or evicted is noticed by the rules above: nothing
+      remembers residency, it is asked for or measured each time.
     Without io_uring, `direct` takes the ring's place.
     """
 

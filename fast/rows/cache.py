@@ -20,8 +20,8 @@ _EMPTY = -1
 class RowCache(RowReader):
     """Keeps rows by their full id in a bounded number of slots; one slot per hash, the newest row stays.
 
-    A slot's tag is the whole row id, so two rows that share a slot can never be mistaken for each other. The table is read-only:
-    a cached row cannot become stale except by a file changed on disk, which no mode notices either.
+    A slot's tag is the whole row id, so two rows that share a slot can never be mistaken for each other. The table is
+    read-only: a cached row cannot become stale except by a file changed on disk, which no mode notices either.
     Units: budget_bytes covers rows and tags. The inner reader is closed with the cache.
     Raises: InputError when the budget does not hold a single row.
     """
@@ -51,7 +51,7 @@ class RowCache(RowReader):
         return self.inner.effective_mode
 
     def gather(self, ids: Any, out: PackedRows | None = None) -> PackedRows:
-        """As the inner reader's; a batch found entirely here takes no look at the kernel's counters (it made no call)."""
+        """As the inner reader's; a batch found here entirely skips the kernel's counters: it made no call."""
         with self._lock:
             rows = check_ids(ids, self.table.rows)
             if rows.size and not self._closed and (out is None or _fits(out, rows.size, self.table.row_bytes)):
@@ -67,10 +67,20 @@ class RowCache(RowReader):
     def _note_hits(self, rows: Ids, seconds: float) -> None:
         self._settle_last()
         self.last = GatherCounters(
-            mode=self.mode, effective_mode=self.effective_mode, fallback_reason=self.inner.fallback_reason, served_by="cache",
-            batches=1, rows_requested=rows.size, bytes_useful=rows.size * self.table.row_bytes, cache_hits=rows.size,
-            copy_s=seconds, wall_s=seconds, service_s=0.0, _ids=rows.copy(), _table=self.table,
-        )  # fmt: skip
+            mode=self.mode,
+            effective_mode=self.effective_mode,
+            fallback_reason=self.inner.fallback_reason,
+            served_by="cache",
+            batches=1,
+            rows_requested=rows.size,
+            bytes_useful=rows.size * self.table.row_bytes,
+            cache_hits=rows.size,
+            copy_s=seconds,
+            wall_s=seconds,
+            service_s=0.0,
+            _ids=rows.copy(),
+            _table=self.table,
+        )
         self._totals.add(self.last)
 
     def _slots(self, ids: Ids) -> npt.NDArray[np.int64]:
@@ -105,7 +115,7 @@ class RowCache(RowReader):
         counters.copy_s += perf_counter() - started
 
     def _insert(self, ids: Ids, slots: npt.NDArray[np.int64], rows: PackedRows) -> None:
-        """Keep rows; of several for one slot the last. The tag is empty while the bytes change: an interrupt leaves a miss."""
+        """Keep rows, of several for one slot the last. Its tag is empty meanwhile: an interrupted insert misses."""
         if ids.size > 1:
             kept, place = np.unique(slots[::-1], return_index=True)
             place = ids.size - 1 - place
@@ -136,6 +146,6 @@ class RowCache(RowReader):
 
 def _fits(out: PackedRows, rows: int, row_bytes: int) -> bool:
     return (
-        isinstance(out, np.ndarray) and out.dtype == np.uint8 and out.shape == (rows, row_bytes) and out.flags.c_contiguous
-        and out.flags.writeable
+        isinstance(out, np.ndarray) and out.dtype == np.uint8 and out.shape == (rows, row_bytes) and
+        out.flags.c_contiguous and out.flags.writeable
     )  # fmt: skip

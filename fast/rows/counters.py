@@ -21,10 +21,10 @@ class GatherCounters:
     """One gather's numbers, or the sum over a reader's gathers.
 
     Units: bytes, counts and seconds as named. `bytes_device` is what the kernel says this process made the storage
-    read (`/proc/self/io` read_bytes), None where there is no such file. `service_s` sums the time each read was in flight,
-    None where the mode cannot see it (page faults and read-ahead by the kernel).
-    `rows_unique` and `pages_unique` are counted when first read, from the batch's ids: counting costs as much as a warm
-    copy. In a sum they cover `batches_counted` of `batches`.
+    read (`/proc/self/io` read_bytes), None where there is no such file. `service_s` sums the time each read was in
+    flight, None where the mode cannot see it (page faults and read-ahead by the kernel). `rows_unique` and
+    `pages_unique` are counted when first read, from the batch's ids: counting costs as much as a warm copy. In a sum
+    they cover `batches_counted` of `batches`.
     """
 
     mode: str = ""

@@ -1,8 +1,8 @@
 """Modes `direct` and `direct-uncached`: explicit positional reads by a pool of workers, rows deduplicated per batch.
 
-A worker takes a slice of the batch and reads it with one io_submit: the reads run one after the other inside the kernel,
-without the interpreter between them, so the number of workers is the number of reads in flight. Where kernel AIO is
-refused the workers call pread row by row instead, and `fallback_reason` says so.
+A worker takes a slice of the batch and reads it with one io_submit: the reads run one after the other inside the
+kernel, without the interpreter between them, so the number of workers is the number of reads in flight. Where kernel
+AIO is refused the workers call pread row by row instead, and `fallback_reason` says so.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class ReadPool:
 
 
 def row_reads(files: TableFiles, ids: Ids, out: PackedRows, unplanned_rows: int) -> tuple[Reads, GatherPlan | None]:
-    """Reads that put each row at its place in `out`. A small batch goes without a plan: a row asked for twice is read twice."""
+    """Reads that put each row at its place in `out`. A small batch has no plan: a row asked for twice is read twice."""
     row_bytes = files.table.row_bytes
     base = syscalls.address_of(out)
     if ids.size <= unplanned_rows:

@@ -6,14 +6,14 @@ Memory ordering. Python cannot issue a barrier, so none may be needed:
 - Completion. With SINGLE_ISSUER and DEFER_TASKRUN (kernel 6.1) completions are posted by our own thread inside
   io_uring_enter, again program order. Older kernels post them from other contexts: x86-64 keeps stores, and loads, in
   order, so a tail we see implies its entries; on other architectures `_CQ_NEEDS_ORDER` makes us consume only
-  what the kernel itself had counted before the enter that we returned from: the tail is read, then a second enter (which
-  waits for nothing) separates that load from the loads of the entries.
-  A compiler cannot reorder: each access is a NumPy call.
+  what the kernel itself had counted before the enter that we returned from: the tail is read, then a second enter
+  (which waits for nothing) separates that load from the loads of the entries. A compiler cannot reorder: each access is
+  a NumPy call.
 
-Buffer lifetime. The kernel writes to the buffers until a read's completion is posted. `read` therefore returns or raises
-only after every submitted read has completed (`_drain`); the ring holds references to the caller's arrays meanwhile, and
-if even the drain is interrupted (a second Ctrl-C) the ring keeps them, drains before its next batch, and on `close`
-parks them for the rest of the process rather than free memory that may still be written to.
+Buffer lifetime. The kernel writes to the buffers until a read's completion is posted. `read` therefore returns or
+raises only after every submitted read has completed (`_drain`); the ring holds references to the caller's arrays
+meanwhile, and if even the drain is interrupted (a second Ctrl-C) the ring keeps them, drains before its next batch, and
+on `close` parks them for the rest of the process rather than free memory that may still be written to.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ import numpy.typing as npt
 from fast.rows import syscalls
 from fast.rows.reader import ModeUnavailable
 from fast.rows.reads import MAX_ROUNDS, Reads, ReadStats, unfinished
-from reference.errors import InputError
 
 SQE = np.dtype(
     {
@@ -45,7 +44,8 @@ SQE = np.dtype(
 CQE = np.dtype([("user_data", "u8"), ("res", "i4"), ("flags", "u4")])
 _PARAMS = np.dtype(
     [
-        ("sq_entries", "u4"), ("cq_entries", "u4"), ("flags", "u4"), ("idle", "u4", 2), ("features", "u4"), ("wq", "u4", 4),
+        ("sq_entries", "u4"), ("cq_entries", "u4"), ("flags", "u4"), ("idle", "u4", 2),
+        ("features", "u4"), ("wq", "u4", 4),
         ("sq", [("head", "u4"), ("tail", "u4"), ("mask", "u4"), ("entries", "u4"), ("flags", "u4"), ("dropped", "u4"),
                 ("array", "u4"), ("resv", "u4"), ("user", "u8")]),
         ("cq", [("head", "u4"), ("tail", "u4"), ("mask", "u4"), ("entries", "u4"), ("overflow", "u4"), ("cqes", "u4"),
@@ -57,7 +57,8 @@ _ENTER_GETEVENTS = 1
 _OP_READ = 22
 _REGISTER_PROBE = 8
 _FEAT_SINGLE_MMAP = 1
-# Best first: SINGLE_ISSUER | DEFER_TASKRUN (6.1), COOP_TASKRUN (5.19), none (5.1). A kernel refuses flags it lacks by EINVAL.
+# Best first: SINGLE_ISSUER | DEFER_TASKRUN (6.1), COOP_TASKRUN (5.19), none (5.1). A kernel refuses flags it lacks by
+# EINVAL.
 _SETUP_FLAGS = ((1 << 12) | (1 << 13), 1 << 8, 0)
 MAX_ENTRIES = 32_768
 _CQ_NEEDS_ORDER = platform.machine() not in ("x86_64", "AMD64", "i686")
@@ -209,7 +210,8 @@ class Ring:
         result = self._call("io_uring_enter", self._fd, to_submit, wanted, _ENTER_GETEVENTS, 0, 8)
         if stats is not None:
             stats.calls += 1
-        # EAGAIN, EBUSY: no memory for requests or completions now; reaping makes room. EINTR: a signal, handled by Python.
+        # EAGAIN, EBUSY: no memory for requests or completions now; reaping makes room. EINTR: a signal, handled by
+        # Python.
         if result < 0 and -result not in (errno.EAGAIN, errno.EBUSY, errno.EINTR):
             if -result in (errno.EPERM, errno.ENOSYS, errno.EACCES, errno.EOPNOTSUPP):
                 self._forget_unsubmitted()

@@ -1,7 +1,8 @@
 """Modes that take rows from a memory mapping: `mmap`, `mmap-sequential`, `mmap-random`.
 
 The kernel reads a page when a row's first byte is touched: one fault at a time, plus whatever read-ahead the advice
-allows. These are the slow halves the other modes are compared with; warm, with the pages in the page table, nothing is faster.
+allows. These are the slow halves the other modes are compared with; warm, with the pages in the page table, nothing is
+faster.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class TableMapping:
             raise
 
     def check_size(self) -> None:
-        """Raise InputError when a file has become shorter: touching a page past its end would kill the process (SIGBUS).
+        """Raise InputError when a file has become shorter: touching a page past its end kills the process (SIGBUS).
 
         A file cut between this check and the copy still does; only read-based modes are safe against that.
         """
@@ -79,7 +80,7 @@ class TableMapping:
             check_file_holds(self.table, part.segment, os.fstat(part.fd).st_size)
 
     def take(self, ids: Ids, out: PackedRows) -> None:
-        """Copy rows in order. mode="clip" skips NumPy's second bounds check and its buffering; ids are checked already."""
+        """Copy rows in order. Ids are checked: mode="clip" only spares NumPy a second check and a buffer."""
         if len(self.parts) == 1:
             rows = self.parts[0].rows
             assert rows is not None

@@ -1,4 +1,4 @@
-"""The gather plan: unique rows, merged page ranges, aligned windows and shards of one batch, computed once with NumPy."""
+"""The gather plan: unique rows, merged page ranges, aligned windows, shards; computed once per batch with NumPy."""
 
 from __future__ import annotations
 
@@ -117,8 +117,7 @@ def sort_unique(ids: Ids, rows: int) -> tuple[Ids, npt.NDArray[np.int64] | None]
     fresh = np.empty(count, dtype=np.bool_)
     fresh[0] = True
     np.not_equal(keys[1:], keys[:-1], out=fresh[1:])
-    rank = np.cumsum(fresh)
-    rank -= 1
+    rank = np.cumsum(fresh, dtype=np.int64) - 1
     inverse = np.empty(count, dtype=np.int64)
     inverse[position] = rank
     return keys[fresh], inverse

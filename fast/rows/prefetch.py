@@ -22,7 +22,7 @@ _MADV_RANDOM = 1
 
 
 class Adviser:
-    """Starts reads of many page ranges of our mappings: process_madvise on ourselves where it exists, madvise where not.
+    """Starts reads of many page ranges of our mappings: process_madvise on ourselves, madvise where there is none.
 
     Where neither does (not Linux) nothing happens and pages are read when they are touched.
     """

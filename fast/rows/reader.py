@@ -79,7 +79,8 @@ class RowReader(ABC):
         """Packed rows of `ids`, in their order, duplicates included.
 
         Shapes: ids integer[n] -> uint8[n, row_bytes]. `out`, when given, is filled and returned.
-        Raises: InputError for ids outside the table, a short file, or a reader that is closed; nothing partial is returned.
+        Raises: InputError for ids outside the table, a short file, or a reader that is closed; nothing partial is
+        returned.
         """
         if self._pid != os.getpid():  # after a fork the lock may be held by a thread that does not exist here
             self._lock, self._pid = threading.RLock(), os.getpid()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -88,7 +89,8 @@ def unfinished(reads: Reads, results: npt.NDArray[np.int64]) -> Reads | None:
         at = int(index[ended][0])
         raise InputError(
             f"{_path_of(reads, at)}: a read at byte {int(reads.offsets[at])} found the end of the file, it has "
-            f"{os.fstat(_file_of(reads, at)).st_size} bytes: truncated while it was open? compare its size with the publisher's"
+            f"{os.fstat(_file_of(reads, at)).st_size} bytes: truncated while it was open? "
+            "compare its size with the publisher's"
         )
     rest = reads.subset(index)
     done = np.maximum(got, 0)
@@ -107,7 +109,7 @@ def _file_of(reads: Reads, index: int) -> int:
 def _path_of(reads: Reads, index: int) -> str:
     """The file behind a descriptor, by name where the kernel tells."""
     try:
-        return os.readlink(f"/proc/self/fd/{_file_of(reads, index)}")
+        return str(Path(f"/proc/self/fd/{_file_of(reads, index)}").readlink())
     except OSError:
         return f"descriptor {_file_of(reads, index)}"
 

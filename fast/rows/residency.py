@@ -154,8 +154,8 @@ def evict(table: Table) -> None:
 def make_cold(table: Table, drop_caches: bool = False, attempts: int = 3) -> Eviction:
     """The strict-cold protocol: evict, verify, evict again after a sync; then, only when allowed, drop all caches.
 
-    The caller must not hold a touched mapping. The result says whether it worked: `cold` false means that nothing measured
-    afterwards may be called cold.
+    The caller must not hold a touched mapping. The result says whether it worked: `cold` false means that nothing
+    measured afterwards may be called cold.
     """
     resident = 1.0
     for attempt in range(1, attempts + 1):
@@ -182,7 +182,7 @@ def make_cold(table: Table, drop_caches: bool = False, attempts: int = 3) -> Evi
 
 
 def mapping_resident_bytes(address: int) -> int:
-    """Rss of the mapping that holds an address, from `/proc/self/smaps`: what our page tables really hold. 0 when absent."""
+    """Rss of the mapping at an address, from `/proc/self/smaps`: what our page tables hold. 0 when absent."""
     inside = False
     with Path("/proc/self/smaps").open("rb") as lines:
         for line in lines:

@@ -30,18 +30,18 @@ class ResidentReader(RowReader):
         available = available_bytes()
         if available is not None and self.table.size_bytes > available:
             raise InputError(
-                f"{self.table.segments[0].path}: mode resident needs {self.table.size_bytes / 2**30:.2f} GiB of memory, "
-                f"{available / 2**30:.2f} GiB are available: use mode auto, which reads rows when they are needed"
+                f"{self.table.segments[0].path}: mode resident needs {self.table.size_bytes / 2**30:.2f} GiB of "
+                f"memory, {available / 2**30:.2f} GiB are available: use mode auto, which reads rows when needed"
             )
         rows = np.empty((self.table.rows, self.table.row_bytes), np.uint8)
         for segment in self.table.segments:
-            part = memoryview(rows[segment.first_row : segment.first_row + segment.rows].reshape(-1))
+            part = rows[segment.first_row : segment.first_row + segment.rows].reshape(-1)
             fd = open_read_only(segment.path)
             try:
                 check_file_holds(self.table, segment, os.fstat(fd).st_size)
                 done = 0
-                while done < len(part):
-                    got = os.preadv(fd, [part[done : done + _PORTION_BYTES]], segment.offset_bytes + done)
+                while done < part.size:
+                    got = os.preadv(fd, [part[done : done + _PORTION_BYTES].data], segment.offset_bytes + done)
                     if not got:
                         check_file_holds(self.table, segment, os.fstat(fd).st_size)
                         raise InputError(

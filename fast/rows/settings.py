@@ -10,7 +10,7 @@ from fast.rows import syscalls
 
 @dataclass(frozen=True)
 class RowSettings:
-    """How the modes work. Every default was measured on the machine of the access-mode page; `plegate advise` measures yours.
+    """How the modes work. Defaults were measured on a 2-core virtual machine; `plegate advise` measures yours.
 
     Units: bytes and counts as named. None means "found by the mode itself".
     """

@@ -47,8 +47,8 @@ class Table:
         block, block_bytes = gguf.GGML_QUANT_SIZES[self.type]
         if self.row_width % block or self.row_width // block * block_bytes != self.row_bytes:
             raise InputError(
-                f"table of {self.type.name}: {self.row_width} values take {self.row_bytes} bytes, expected a multiple of "
-                f"{block} values at {block_bytes} bytes each"
+                f"table of {self.type.name}: {self.row_width} values take {self.row_bytes} bytes, expected a multiple "
+                f"of {block} values at {block_bytes} bytes each"
             )
         expected = 0
         for segment in self.segments:
@@ -145,7 +145,7 @@ def check_ids(ids: Any, rows: int) -> Ids:
     if array.dtype != np.int64:
         if array.dtype.kind == "u" and array.dtype.itemsize == 8:
             # A negative int64 and an id of 2^63 and more are the same bits: one unsigned comparison refuses both.
-            array = np.ascontiguousarray(array).view(np.int64)
+            array = np.ascontiguousarray(array, dtype=np.uint64).view(np.int64)
         else:
             array = array.astype(np.int64)
     array = np.ascontiguousarray(array)

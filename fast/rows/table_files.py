@@ -21,7 +21,8 @@ _AT_EMPTY_PATH = 0x1000
 class TableFiles:
     """One descriptor per segment. `align_bytes` is what offsets, lengths and memory must be multiples of (1: anything).
 
-    Raises: ModeUnavailable when `direct` is asked for and the file system refuses O_DIRECT; InputError for a short file.
+    Raises: ModeUnavailable when `direct` is asked for and the file system refuses O_DIRECT; InputError for a short
+    file.
     """
 
     def __init__(self, table: Table, random: bool = False, direct: bool = False) -> None:
@@ -55,6 +56,10 @@ class TableFiles:
     def of_rows(self, ids: Ids) -> npt.NDArray[np.int32] | int:
         """Descriptor of each row: one number when there is one segment."""
         return self._descriptors[0] if len(self._descriptors) == 1 else self._array[self.table.segment_of(ids)]
+
+    def descriptor(self, segment: int) -> int:
+        """Descriptor of one segment."""
+        return self._descriptors[segment]
 
     def of_segments(self, segments: npt.NDArray[np.intp]) -> npt.NDArray[np.int32] | int:
         """Descriptor of each segment index."""

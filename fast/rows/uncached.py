@@ -20,7 +20,7 @@ from fast.rows.table_files import TableFiles
 
 
 class WindowReader:
-    """Turns a batch into aligned windows, has them read in portions that fit the staging memory, and copies the rows."""
+    """Turns a batch into aligned windows, has them read in portions that fit the staging memory, copies the rows."""
 
     def __init__(self, files: TableFiles, settings: RowSettings) -> None:
         self._files = files

@@ -42,7 +42,7 @@ class ThreadRings:
 
 
 class UringReader(RowReader):
-    """Buffered reads through a ring: cached rows are copied during the submission, all others are in flight together."""
+    """Buffered reads through a ring: cached rows are copied during submission, all others are in flight together."""
 
     name = "uring"
     fallback = DirectReader
