@@ -1,4 +1,7 @@
-"""What is run: prompts as token ids, how far they are continued, and through which modes."""
+"""What is run: prompts as token ids, how far they are continued, through which modes, and how they are judged.
+
+One `Case` drives the gate, the goldens, the tests, the benchmarks and the reports, so that what is timed is what is tested.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,10 @@ from pathlib import Path
 from fast.rows import MODES, canonical_mode
 from reference.errors import InputError
 
+ROWS, PLE, LOGITS, TOKENS = "rows", "PLE layer", "logits", "tokens"
+LEVELS = (ROWS, PLE, LOGITS, TOKENS)
+"""What a verdict can be about, from the table up to the output; a fault shows first at the level it was made on."""
+
 
 @dataclass(frozen=True)
 class TokenPrompt:
@@ -16,6 +23,40 @@ class TokenPrompt:
 
     name: str
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A thing to be run and how it is judged.
+
+    Units: counts of tokens. modes: the modes that run its tokens, None for all; rows are compared in every mode.
+    generate: greedy tokens of each prompt. repeats: requests in one process, each of which must equal the first.
+    quick: greedy tokens with `--quick`, 0 where the case is left out. metric, bound, reason: how logits and
+    intermediates are compared; rows are compared as bytes and tokens as ids, always.
+    """
+
+    id: str
+    about: str
+    model: str
+    prompts: tuple[TokenPrompt, ...]
+    generate: int
+    metric: str
+    bound: float
+    reason: str
+    levels: tuple[str, ...] = LEVELS
+    modes: tuple[str, ...] | None = None
+    chunk: int = 64
+    repeats: int = 2
+    quick: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Positions that its longest prompt takes."""
+        return max(len(prompt.ids) for prompt in self.prompts) + self.generate
+
+    def runs_in(self, mode: str) -> bool:
+        """Whether the tokens of this case are run in that mode."""
+        return self.modes is None or mode in self.modes
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,197 @@
+"""The registered cases: which prompts, on which model, and why each of them is there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+
+from harness.cases import Case, TokenPrompt
+from reference.errors import InputError
+
+EOS = 1  # the n-gram hash of `nano` and of the fixtures ends documents with it
+NANO_VOCAB, TINY_VOCAB = 4096, 512
+CHUNK = 64
+
+_METRIC = "largest difference of a value, divided by the root mean square of its vector"
+_NANO = (
+    2e-3,
+    "two float32 engines that add in other orders differ by up to 2e-4 on these prompts (measured on every position); a "
+    "wrong row, gate or block moves values by 1e-2 and more",
+)
+_TINY = (
+    1e-3,
+    "transformers and both engines differ by up to 1e-4 here (measured on every position); a wrong row, gate or block "
+    "moves values by 1e-2 and more",
+)
+
+
+def drawn(name: str, count: int, vocab: int) -> tuple[int, ...]:
+    """`count` ids that follow from `name` alone, never padding (0) or EOS (1): words of SHA-256("name/0"), ("name/1"), ..."""
+    ids: list[int] = []
+    block = 0
+    while len(ids) < count:
+        digest = hashlib.sha256(f"{name}/{block}".encode()).digest()
+        ids += [2 + int.from_bytes(digest[i : i + 4], "little") % (vocab - 2) for i in range(0, 32, 4)]
+        block += 1
+    return tuple(ids[:count])
+
+
+def with_eos(ids: Iterable[int], *places: int) -> tuple[int, ...]:
+    """The same ids with EOS at these places."""
+    changed = list(ids)
+    for place in places:
+        changed[place] = EOS
+    return tuple(changed)
+
+
+def _stored(name: str) -> tuple[int, ...]:
+    """Ids of a built-in text, as `nano`'s vocabulary gives them; stored, so that no tokenizer decides what is compared."""
+    return _stored_prompts()[name]
+
+
+@cache
+def _stored_prompts() -> dict[str, tuple[int, ...]]:
+    content = resources.files("harness").joinpath("case_prompts.json").read_text(encoding="utf-8")
+    return {name: tuple(ids) for name, ids in json.loads(content).items()}
+
+
+def _texts() -> Case:
+    return Case(
+        id="nano-texts",
+        about="five texts, 192 tokens each: the case that every mode runs",
+        model="nano",
+        prompts=tuple(TokenPrompt(name, _stored(f"text/{name}")) for name in TEXTS),
+        generate=192,
+        metric=_METRIC,
+        bound=_NANO[0],
+        reason=_NANO[1],
+        quick=24,
+    )
+
+
+def _long() -> Case:
+    return Case(
+        id="nano-long",
+        about="800 tokens continued by 1024, twice in one process: the second request must equal the first",
+        model="nano",
+        prompts=(TokenPrompt("long", drawn(LONG_SEED, 800, NANO_VOCAB)),),
+        generate=1024,
+        metric=_METRIC,
+        bound=_NANO[0],
+        reason=_NANO[1],
+        modes=("auto",),  # its rows are compared in every mode; equal rows give equal tokens, which nano-texts shows
+    )
+
+
+def _deep() -> Case:
+    return Case(
+        id="nano-4096",
+        about="a prompt of 4,096 tokens: 64 chunks, 1,024 blocks of keys of which 16 are read",
+        model="nano",
+        prompts=(TokenPrompt("deep", drawn(DEEP_SEED, 4096, NANO_VOCAB)),),
+        generate=16,
+        metric=_METRIC,
+        bound=_NANO[0],
+        reason=_NANO[1],
+        modes=("auto",),
+    )
+
+
+def _edges() -> Case:
+    def ids(name: str, count: int, *eos: int) -> TokenPrompt:
+        return TokenPrompt(name, with_eos(drawn(f"{EDGES_SEED}/{name}", count, NANO_VOCAB), *eos))
+
+    return Case(
+        id="nano-edges",
+        about="prompts that end or have EOS around the edges of a chunk (64), a block (4) and the block budget (64)",
+        model="nano",
+        prompts=(
+            ids("one-token", 1),
+            ids("chunk-less-one", CHUNK - 1),
+            ids("chunk", CHUNK),
+            ids("chunk-and-one", CHUNK + 1),
+            ids("budget-and-tail", CHUNK + 3),
+            ids("budget-and-block", CHUNK + 4),
+            ids("eos-first", CHUNK + 6, 0),
+            ids("eos-across-chunks", 2 * CHUNK + 2, CHUNK - 1, CHUNK),
+            ids("eos-starts-chunk", 2 * CHUNK + 1, CHUNK),
+            ids("eos-last", CHUNK + 2, CHUNK - 2, CHUNK + 1),
+        ),
+        generate=16,
+        metric=_METRIC,
+        bound=_NANO[0],
+        reason=_NANO[1],
+        modes=("auto", "resident"),
+    )
+
+
+def _repeats() -> Case:
+    a, b, c = drawn(REPEATS_SEED, 3, NANO_VOCAB)
+    return Case(
+        id="nano-repeats",
+        about="the same few tokens over and over: many equal rows in a batch, blocks that score alike",
+        model="nano",
+        prompts=(
+            TokenPrompt("one", (a,) * 100),
+            TokenPrompt("two", (a, b) * 50),
+            TokenPrompt("three", (a, b, c) * 33),
+            TokenPrompt("eos", (EOS,) * 70),
+            TokenPrompt("one-and-eos", (a, a, EOS) * 33),
+        ),
+        generate=16,
+        metric=_METRIC,
+        bound=_NANO[0],
+        reason=_NANO[1],
+        modes=("auto", "resident"),
+    )
+
+
+def _fixture(model: str, about: str, answers: str = "") -> Case:
+    return Case(
+        id=model,
+        about=about,
+        model=model,
+        prompts=tuple(TokenPrompt(str(number), _stored(f"{answers or model}/{number}")) for number in range(3)),
+        generate=32,
+        metric=_METRIC,
+        bound=_TINY[0],
+        reason=_TINY[1],
+    )
+
+
+TEXTS = ("prose", "code", "list", "languages", "dialogue")
+LONG_SEED, DEEP_SEED, EDGES_SEED, REPEATS_SEED = "nano-long/1", "nano-4096/1", "nano-edges/1", "nano-repeats/1"
+"""Chosen among a few so that no margin and no selection of the recorded run is close (see CONTRIBUTING.md)."""
+
+
+@cache
+def cases() -> dict[str, Case]:
+    """Every registered case by id, in the order they are run."""
+    return {
+        case.id: case
+        for case in (
+            _texts(),
+            _long(),
+            _deep(),
+            _edges(),
+            _repeats(),
+            _fixture("tiny", "a real file with answers from transformers: 4 layers in F32"),
+            _fixture("tiny-quant", "a real file with answers from transformers: 8 layers, an IQ4_NL table, Q8_0 weights"),
+            _fixture("tiny-ties", "`tiny` with an indexer that scores every block alike: the lowest blocks must be kept", "tiny"),
+        )
+    }
+
+
+def case_by_id(name: str) -> Case:
+    """A registered case. Raises: InputError for another name, naming those there are."""
+    if name not in cases():
+        raise InputError(f"case {name!r} does not exist, expected one of {', '.join(cases())}")
+    return cases()[name]
+
+
+def cases_of(model: str, quick: bool = False) -> list[Case]:
+    """The cases of a model; with `quick` only those that have a short form."""
+    return [case for case in cases().values() if case.model == model and (case.quick or not quick)]
