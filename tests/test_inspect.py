@@ -52,14 +52,15 @@ def test_inspect_says_when_the_hash_follows_no_rule(tmp_path: Path) -> None:
 
 
 def test_inspect_lists_every_problem_at_once(tmp_path: Path) -> None:
-    def change(keys: gguf_edit.Keys, tensors: gguf_edit.Tensors) -> None:
+    def change(_: gguf_edit.Keys, tensors: gguf_edit.Tensors) -> None:
         del tensors["blk.0.ssm_a"], tensors["blk.1.ple_key.weight"]
         tensors["surplus"] = (np.zeros(3, np.float32), gguf.GGMLQuantizationType.F32)
 
     path = gguf_edit.edited(FIXTURES / "tiny.gguf", tmp_path / "bad.gguf", change)
     code, facts = inspected(path, tmp_path / "facts.json")
     assert code == 2
-    assert [problem.split("'")[1] for problem in facts["problems"]] == ["blk.0.ssm_a", "blk.1.ple_key.weight", "surplus"]
+    named = [problem.split("'")[1] for problem in facts["problems"]]
+    assert named == ["blk.0.ssm_a", "blk.1.ple_key.weight", "surplus"]
 
 
 def test_inspect_takes_other_architectures_with_a_table(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_logits_leaves_the_old_file_when_it_fails(tmp_path: Path) -> None:
     out, tokens = tmp_path / "out.npz", tmp_path / "tokens.txt"
     out.write_bytes(b"earlier")
     tokens.write_text("1 2 999999")
-    command = ["logits", str(FIXTURES / "tiny.gguf"), "--tokens", str(tokens), "--out", str(out), "--engine", "reference"]
+    command = ["logits", str(FIXTURES / "tiny.gguf"), "--tokens", str(tokens), "--out", str(out)]
     assert CliRunner().invoke(app, command).exit_code == 2
     assert out.read_bytes() == b"earlier"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.npz", "tokens.txt"]
