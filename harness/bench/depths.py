@@ -1,0 +1,113 @@
+"""States at a depth, made once per model and kept: feeding 32,768 tokens in every process would take too long."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness.atomic import writing
+from harness.bench.cells import Arm
+from reference.gguf_file import GgufFile
+
+if TYPE_CHECKING:
+    from fast.engine import FastEngine
+    from fast.sequence import Saved
+
+_FORMAT = 1
+
+
+def make_engine(file: GgufFile, reader: Any, context: int, arm: Arm, cache_dir: Path) -> FastEngine:
+    """The fast engine with the arm's settings, warmed up: nothing is compiled afterwards.
+
+    Few buckets, so that few programs are loaded: one token, the tokens before a decode, and whole chunks.
+    """
+    from fast.engine import FastEngine
+    from fast.settings import EngineSettings
+    from harness.bench.plan import LEAD_IN
+
+    programs = cache_dir / "programs"
+    programs.mkdir(parents=True, exist_ok=True)
+    wanted = arm.engine_settings()
+    settings = EngineSettings(context=context, buckets=(LEAD_IN,), cache_dir=programs, **wanted)
+    engine = FastEngine(file, reader, settings)
+    engine.warm_up(all_logits=False)
+    return engine
+
+
+def depth_state(engine: FastEngine, file: GgufFile, context: Sequence[int], cache_dir: Path) -> Saved | None:
+    """The sequence after the context tokens: from the cache, else made and put there. None at depth 0."""
+    if not context:
+        return None
+    path = cache_dir / "depths" / f"{_key(file, context)}.npz"
+    if (saved := _read(path, engine, context)) is not None:
+        return saved
+    sequence = engine.new_sequence()
+    sequence.feed(list(context), last_only=True)
+    saved = sequence.save()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, saved)
+    return saved
+
+
+def _key(file: GgufFile, context: Sequence[int]) -> str:
+    """Model, tokens and the code that computes: what a state depends on. The same state whatever the mode."""
+    digest = hashlib.sha256()
+    for path in file.paths:
+        stat = path.stat()
+        digest.update(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    digest.update(np.asarray(context, np.int64).tobytes())
+    root = Path(__file__).parents[2] / "fast"
+    for source in sorted(root.glob("*.py")):
+        digest.update(source.name.encode() + source.read_bytes())
+    return f"{len(context)}-{_FORMAT}-{digest.hexdigest()[:24]}"
+
+
+def _write(path: Path, saved: Saved) -> None:
+    import jax
+
+    leaves = jax.tree_util.tree_leaves((saved.recurrent, saved.caches))
+    arrays: dict[str, Any] = {f"leaf{number}": np.asarray(leaf) for number, leaf in enumerate(leaves)}
+    with writing(path) as file:
+        np.savez(
+            file,
+            tokens=np.asarray(saved.tokens, np.int64),
+            next_token=np.int64(-1 if saved.next_token is None else saved.next_token),
+            next_margin=np.float64(saved.next_margin),
+            logits=np.zeros(0, np.float32) if saved.logits is None else saved.logits,
+            **arrays,
+        )
+
+
+def _read(path: Path, engine: FastEngine, context: Sequence[int]) -> Saved | None:
+    """The kept state; None when there is none, or what is there is damaged or of other tokens."""
+    import jax
+
+    from fast.sequence import Saved
+    from fast.state import fresh_state
+
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            values = dict(content)
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError):
+        return None
+    if values["tokens"].tolist() != list(context):
+        return None
+    fresh = fresh_state(engine.plan)
+    tree: Any = jax.tree_util.tree_structure((fresh.recurrent, fresh.caches))
+    leaves = [values[f"leaf{number}"] for number in range(tree.num_leaves)]
+    recurrent, caches = jax.tree_util.tree_unflatten(tree, leaves)
+    token = int(values["next_token"])
+    return Saved(
+        engine.identity,
+        tuple(context),
+        recurrent,
+        caches,
+        None if token < 0 else token,
+        float(values["next_margin"]),
+        values["logits"] if values["logits"].size else None,
+    )

@@ -1,0 +1,209 @@
+"""`plegate bench`: is it really faster? Cold and warm, at every depth, arms interleaved, one process per cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.options import CacheDir, JsonFile, Model
+
+if TYPE_CHECKING:
+    from harness.bench.plan import Matrix
+    from harness.bench.store import Results, RunPlan
+
+
+def bench(
+    model: Model,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arm",
+            metavar="MODE|NAME=PARTS",
+            help="What to compare; several times. A mode, or NAME= and parts with commas between: a mode, `commit:REV` "
+            "(another commit's code), `setting=value` (queue_depth, workers, chunk, ...). The first one is the "
+            "baseline.",
+        ),
+    ] = None,
+    baseline: Annotated[str | None, typer.Option(metavar="NAME", help="The arm that all are compared with.")] = None,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", metavar="cold|warm", help="Cache states. Left out: both.")
+    ] = None,
+    depth: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--depth", metavar="TOKENS", help="Tokens before the workload. Left out: 0, 4096, 16384 and 32768."
+        ),
+    ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workload",
+            metavar="KIND:TOKENS",
+            help=(
+                "prefill:N, decode:N, or gather:N (the rows alone, no model). Left out: prefill:512, "
+                "prefill:2048, decode:128."
+            ),
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(metavar="N", help="Repeats of every cell; fewer than 5 allow no claim.")] = 5,
+    twin: Annotated[
+        bool,
+        typer.Option(
+            "--twin/--no-twin", help="Run the baseline twice, at both ends of every block: that is the noise."
+        ),
+    ] = True,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokens",
+            metavar="FILE",
+            help="Measure this prompt (ids); left out: varied ids, other ones in each repeat.",
+        ),
+    ] = None,
+    least_unique: Annotated[
+        float,
+        typer.Option("--least-unique", min=0, max=1, help="Share of different rows below which nothing is claimed."),
+    ] = 0.5,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            "--memory-limit", metavar="SIZE", help="Run every cell in this much memory, page cache included: 4GiB."
+        ),
+    ] = None,
+    drop_caches: Annotated[
+        bool,
+        typer.Option("--drop-caches", help="As root: drop all caches of the machine where evicting the table fails."),
+    ] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results go.")] = Path("results/bench"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in DIR, with the options it was started with.")
+    ] = False,
+    json_file: JsonFile = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Measure how fast modes, settings or commits are: cold and warm, at every depth, against the noise.
+
+    A cold cell is cold by proof or it is invalid. Ctrl-C keeps what is finished; `--resume` goes on. `plegate report
+    DIR` makes the page.
+
+    Exit codes: 0 every cell is valid, 2 bad input, 3 a cell is invalid (the reason is named), 130 Ctrl-C.
+    """
+    from harness.atomic import write_json
+    from harness.bench.caveats import caveats
+    from harness.bench.progress import showing
+    from harness.bench.runner import Runner
+    from harness.bench.statistics import summarise
+    from harness.bench.store import Store
+    from harness.bench.summary import print_summary
+    from harness.errors import EXIT_CANNOT_RUN
+    from harness.synth import cache_folder
+
+    store = Store(out)
+    if resume:
+        plan = _checked_plan(store.read(), model)
+    else:
+        matrix = _matrix(arm, baseline, state, depth, workload, repeats, twin)
+        plan = _plan(model, matrix, tokens, least_unique, memory_limit, drop_caches)
+        store.create(plan)
+    folder = cache_folder(cache_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with showing() as tell:
+        results = Runner(store, plan, model, folder, tell).run()
+    summaries = summarise(results)
+    found = caveats(results, summaries)
+    print_summary(results, summaries, found)
+    _print_timing(results)
+    if json_file is not None:
+        from harness.bench.export import as_json
+
+        write_json(json_file, as_json(results, summaries, found))
+    raise typer.Exit(EXIT_CANNOT_RUN if results.invalid else 0)
+
+
+def _matrix(
+    arms: list[str] | None,
+    baseline: str | None,
+    states: list[str] | None,
+    depths: list[int] | None,
+    workloads: list[str] | None,
+    repeats: int,
+    twin: bool,
+) -> Matrix:
+    """The matrix that the options describe. Raises: InputError."""
+    from harness.bench.cells import STATES, parse_arms, parse_workload
+    from harness.bench.commits import resolve
+    from harness.bench.plan import ARMS, DEPTHS, WORKLOADS, Matrix
+    from reference.errors import InputError
+
+    wrong = next((state for state in states or () if state not in STATES), None)
+    if wrong is not None:
+        raise InputError(f"--state {wrong}: expected cold or warm")
+    return Matrix(
+        arms=tuple(resolve(arm) for arm in parse_arms(arms or ARMS, baseline)),
+        states=tuple(states or STATES),
+        depths=tuple(depths or DEPTHS),
+        workloads=tuple(parse_workload(text) for text in workloads) if workloads else WORKLOADS,
+        repeats=repeats,
+        twin=twin,
+    )
+
+
+def _plan(
+    model: Path, matrix: Matrix, tokens: Path | None, least_unique: float, memory_limit: str | None, drop_caches: bool
+) -> RunPlan:
+    """The run: everything is looked at before anything is measured. Raises: InputError."""
+    from harness.bench.machine import machine_facts
+    from harness.bench.memory_limit import parse_size
+    from harness.bench.store import RunPlan
+    from harness.bench.stream import check_given
+    from harness.bench.workbench import model_facts
+    from harness.prompts import read_token_file
+    from reference.errors import InputError
+
+    facts = model_facts(model, [work.kind != "gather" for work in matrix.workloads])
+    if matrix.context > facts["context"]:
+        raise InputError(
+            f"{model}: has a context of {facts['context']} tokens, expected at least the {matrix.context} that the "
+            "deepest "
+            "cell needs: use a smaller --depth"
+        )
+    given = None
+    if tokens is not None:
+        given = read_token_file(tokens)[0]
+        check_given(given, matrix.workloads, facts["vocab"], str(tokens))
+    limit = None if memory_limit is None else parse_size(memory_limit)
+    return RunPlan(matrix, facts, machine_facts(model), least_unique, limit, drop_caches, given)
+
+
+def _checked_plan(results: Results, model: Path) -> RunPlan:
+    """The plan of a run that is taken up again. Raises: InputError when the model or the code is another one."""
+    from harness.bench.machine import machine_facts
+    from harness.bench.workbench import model_facts
+    from reference.errors import InputError
+
+    facts = model_facts(model, [work.kind != "gather" for work in results.plan.matrix.workloads])
+    for name, found, expected in (
+        *((name, facts[name], results.plan.model[name]) for name in facts),
+        *(
+            (name, machine_facts(model)[name], results.plan.machine[name])
+            for name in ("cpu", "cores", "kernel", "commit")
+        ),
+    ):
+        if found != expected:
+            raise InputError(
+                f"--resume: {name} is {found!r}, the run was started with {expected!r}: half a run of each compares "
+                "nothing; "
+                "start another one with --out"
+            )
+    return results.plan
+
+
+def _print_timing(results: Results) -> None:
+    from rich.console import Console
+
+    for session in results.timing.get("sessions", []):
+        predicted, took = session["predicted_s"], session["took_s"]
+        text = f"{session['cells']} cells took {took / 60:.1f} min; predicted at the start: {predicted / 60:.1f} min"
+        Console().print(f"{text} ({took / predicted - 1:+.0%})", markup=False, highlight=False)
