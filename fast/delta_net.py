@@ -1,0 +1,130 @@
+"""Gated delta net: token by token in decode, in matrix form over pieces of a chunk in prefill.
+
+Within a piece, with G the running sum of the log decays, every update `u` obeys
+`u_t = beta_t (v_t - e^{G_t} S k_t - sum_{i<t} e^{G_t - G_i} (k_i . k_t) u_i)`: a triangular system whose matrix depends
+on keys and decays alone. Its inverse is computed for all pieces at once; only products with the memory S are left for
+the pass over the pieces in order. Decays enter as differences G_t - G_i <= 0, so that no exponential can overflow.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fast.settings import Plan
+from fast.state import DeltaState
+from fast.streams import convolve, normalise
+from fast.weights import DeltaNet
+from reference.config import ModelConfig
+from reference.shapes import Array, Float, Int
+
+
+def delta_net(
+    weights: DeltaNet,
+    projected: Float[Array, "t joined"],
+    state: DeltaState,
+    count: Int[Array, ""],
+    plan: Plan,
+) -> tuple[Float[Array, "t bw"], DeltaState]:
+    """The mixer's output before its last projection, and the state after the first `count` tokens.
+
+    Shapes: projected is the mixer's input times `weights.project`.
+    """
+    config, length = plan.config, projected.shape[0]
+    keys, heads, width = config.delta_key_heads, config.delta_value_heads, config.delta_width
+    channels, inner = config.delta_channels, config.delta_inner
+    mixed, past = convolve(projected[:, :channels], state.past, weights.taps, count, dilation=1)
+    mixed = jax.nn.silu(mixed)
+    query = _unit(mixed[:, : keys * width].reshape(length, keys, width), config) * width**-0.5
+    key = _unit(mixed[:, keys * width : 2 * keys * width].reshape(length, keys, width), config)
+    value = mixed[:, 2 * keys * width :].reshape(length, heads, width)
+    gates = projected[:, channels + inner :]
+    beta = jax.nn.sigmoid(gates[:, :heads])
+    decay = weights.a * jax.nn.softplus(gates[:, heads:] + weights.dt)
+    if length == 1:
+        read, memory = _one_token(query[0], key[0], value[0], beta[0], decay[0], state.memory)
+    else:
+        # Padding neither writes (beta 0) nor forgets (decay 0): the memory after it is the memory before it.
+        real = (jnp.arange(length) < count)[:, None]
+        beta, decay = jnp.where(real, beta, 0), jnp.where(real, decay, 0)
+        read, memory = _many_tokens(query, key, value, beta, decay, state.memory, min(plan.delta_chunk, length))
+    normed = (normalise(read, config.rms_eps) * weights.norm).reshape(length, inner)
+    return normed * jax.nn.sigmoid(projected[:, channels : channels + inner]), DeltaState(past, memory)
+
+
+def _one_token(
+    query: Float[Array, "a w"],
+    key: Float[Array, "a w"],
+    value: Float[Array, "b w"],
+    beta: Float[Array, "b"],
+    decay: Float[Array, "b"],
+    memory: Float[Array, "b w w"],
+) -> tuple[Float[Array, "1 b w"], Float[Array, "b w w"]]:
+    """The recurrence itself. Value head j uses key head j modulo the key heads."""
+    copies = value.shape[0] // key.shape[0]
+    query, key = jnp.tile(query, (copies, 1)), jnp.tile(key, (copies, 1))
+    memory = memory * jnp.exp(decay)[:, None, None]
+    known = jnp.sum(memory * key[:, :, None], axis=1)
+    memory = memory + key[:, :, None] * (beta[:, None] * (value - known))[:, None, :]
+    return jnp.sum(memory * query[:, :, None], axis=1)[None], memory
+
+
+def _many_tokens(
+    query: Float[Array, "t a w"],
+    key: Float[Array, "t a w"],
+    value: Float[Array, "t b w"],
+    beta: Float[Array, "t b"],
+    decay: Float[Array, "t b"],
+    memory: Float[Array, "b w w"],
+    piece: int,
+) -> tuple[Float[Array, "t b w"], Float[Array, "b w w"]]:
+    """The same for many tokens. In here: n pieces of C tokens, b = e copies of a key heads."""
+    length, heads, width = value.shape
+    pieces, keys = length // piece, key.shape[1]
+    assert pieces * piece == length, f"{length} tokens are no whole number of pieces of {piece}"
+    query, key = (_pieces(x, piece) for x in (query, key))  # [n, a, C, w]
+    value = _pieces(value, piece)  # [n, b, C, w]
+    beta, total = (x.reshape(pieces, piece, heads).swapaxes(1, 2) for x in (beta, decay))  # [n, b, C]
+    total = jnp.cumsum(total, axis=-1)
+    at_or_before = jnp.tril(jnp.ones((piece, piece), bool))
+    fade = jnp.exp(jnp.where(at_or_before, total[..., :, None] - total[..., None, :], -jnp.inf))  # [n, b, C, C]
+    copies = (1, heads // keys, 1, 1)
+    alike = jnp.tile(jnp.einsum("naik,najk->naij", key, key), copies)
+    asked = jnp.tile(jnp.einsum("naik,najk->naij", query, key), copies) * fade
+    below = jnp.where(at_or_before & ~jnp.eye(piece, dtype=bool), beta[..., None] * fade * alike, 0)
+    solve = _unit_lower_inverse(below)
+    query, key = jnp.tile(query, copies), jnp.tile(key, copies)
+    from_start = jnp.exp(total)[..., None]
+    to_end = jnp.exp(total[..., -1:] - total)[..., None]
+    wanted = solve @ (beta[..., None] * value)
+    known = solve @ (beta[..., None] * from_start * key)
+    last = jnp.exp(total[..., -1])
+
+    def step(memory: Array, now: tuple[Array, ...]) -> tuple[Array, Array]:
+        wanted, known, query, asked, key, last = now
+        update = wanted - known @ memory
+        read = query @ memory + asked @ update
+        return last[:, None, None] * memory + key.swapaxes(1, 2) @ update, read
+
+    memory, read = jax.lax.scan(step, memory, (wanted, known, query * from_start, asked, key * to_end, last))
+    return read.swapaxes(1, 2).reshape(length, heads, width), memory
+
+
+def _pieces(x: Float[Array, "t heads w"], piece: int) -> Float[Array, "n heads C w"]:
+    return x.reshape(-1, piece, *x.shape[1:]).swapaxes(1, 2)
+
+
+def _unit_lower_inverse(below: Float[Array, "n b C C"]) -> Float[Array, "n b C C"]:
+    """The inverse of the identity plus a strictly lower triangular matrix.
+
+    By substitution: every entry of it is a sum that the recurrence would have formed, bounded like the updates
+    themselves. The product form (I - A)(I + A^2)(I + A^4)... is shorter, but for repeated keys the powers of A grow
+    like binomial coefficients, 1e17 at 64, and cancel.
+    """
+    size = below.shape[-1]
+    identity = jnp.broadcast_to(jnp.eye(size, dtype=below.dtype), below.shape)
+    return jax.lax.linalg.triangular_solve(below + identity, identity, left_side=True, lower=True, unit_diagonal=True)
+
+
+def _unit(x: Float[Array, "t heads w"], config: ModelConfig) -> Float[Array, "t heads w"]:
+    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + config.rms_eps)

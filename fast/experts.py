@@ -1,0 +1,80 @@
+"""Mixture of experts: every token's few experts and no others.
+
+Prefill sorts the (token, expert) pairs by expert and cuts each expert's run into tiles of equal length, so that all of
+them are one batched product; decode multiplies by the few chosen experts' matrices where they stand.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fast.settings import Plan
+from fast.weights import Experts
+from reference.shapes import Array, Float, Int
+
+DIRECT_TOKENS = 4  # up to so many tokens each expert's matrices are used where they stand
+
+
+def experts(weights: Experts, x: Float[Array, "t d"], plan: Plan) -> Float[Array, "t d"]:
+    """The weighted sum of each token's chosen experts, plus the gated shared expert."""
+    config = plan.config
+    read = x @ weights.read
+    chances = jax.nn.softmax(read[:, : config.experts], axis=-1)
+    best, chosen = jax.lax.top_k(chances, config.experts_used)
+    shares = best / jnp.sum(best, axis=-1, keepdims=True) * (config.expert_weights_scale or 1.0)
+    if x.shape[0] <= DIRECT_TOKENS:
+        routed = jnp.stack([_direct(weights, x[i], chosen[i], shares[i]) for i in range(x.shape[0])])
+    else:
+        routed = _grouped(weights, x, chosen, shares, plan)
+    opening = jax.nn.sigmoid(read[:, config.experts : config.experts + 1])
+    shared = _gated(read[:, config.experts + 1 :]) @ weights.shared_down
+    return routed + opening * shared
+
+
+def _gated(both: Float[Array, "... 2f"]) -> Float[Array, "... f"]:
+    gate, up = jnp.split(both, 2, axis=-1)
+    return jax.nn.silu(gate) * up
+
+
+def _direct(
+    weights: Experts, x: Float[Array, "d"], chosen: Int[Array, "u"], shares: Float[Array, "u"]
+) -> Float[Array, "d"]:
+    """One token: a matrix-vector product per chosen expert."""
+
+    def at(stack: Array, expert: Array) -> Array:
+        return jax.lax.dynamic_index_in_dim(stack, expert, 0, keepdims=False)
+
+    hidden = [_gated(x[None] @ at(weights.gate_up, chosen[i])) * shares[i] for i in range(chosen.shape[0])]
+    outs = [hidden[i] @ at(weights.down, chosen[i]) for i in range(chosen.shape[0])]
+    return sum(outs[1:], outs[0])[0]
+
+
+def _grouped(
+    weights: Experts, x: Float[Array, "t d"], chosen: Int[Array, "t u"], shares: Float[Array, "t u"], plan: Plan
+) -> Float[Array, "t d"]:
+    """Many tokens: tiles of tokens of one expert each.
+
+    There are at most (pairs / tile + experts) tiles, whatever the router does; those that stay empty compute nothing
+    that is read.
+    """
+    count, used = chosen.shape
+    number = weights.gate_up.shape[0]
+    pairs = count * used
+    tile = min(plan.expert_tile, max(8, 1 << (pairs // number).bit_length()))
+    tiles = min(pairs, pairs // tile + number)
+    flat = chosen.reshape(-1)
+    order = jnp.argsort(flat, stable=True)  # pairs by expert
+    sizes = jnp.zeros(number, jnp.int32).at[flat].add(1)
+    tiles_of = (sizes + tile - 1) // tile
+    first_tile = jnp.cumsum(tiles_of) - tiles_of
+    first_pair = jnp.cumsum(sizes) - sizes
+    sorted_expert = flat[order]
+    slot = first_tile[sorted_expert] * tile + jnp.arange(pairs) - first_pair[sorted_expert]
+    expert_of = jnp.clip(jnp.searchsorted(jnp.cumsum(tiles_of), jnp.arange(tiles), side="right"), 0, number - 1)
+    token_of = jnp.zeros(tiles * tile, jnp.int32).at[slot].set((order // used).astype(jnp.int32))
+    tiled = x[token_of].reshape(tiles, tile, -1)
+    hidden = _gated(jnp.einsum("ntd,ndf->ntf", tiled, weights.gate_up[expert_of]))
+    out = jnp.einsum("ntf,nfd->ntd", hidden, weights.down[expert_of]).reshape(tiles * tile, -1)
+    slot_of = jnp.zeros(pairs, jnp.int32).at[order].set(slot.astype(jnp.int32)).reshape(count, used)
+    return jnp.sum(out[slot_of] * shares[:, :, None], axis=1)

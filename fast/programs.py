@@ -1,0 +1,98 @@
+"""The compiled programs: one function each under `jax.jit`, the states handed over and given back in place."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import gguf
+import jax
+import jax.numpy as jnp
+
+from fast.model import States, add_ple, embed, finish, forward, head, run_layers
+from fast.rows.dequantize import dequantize_jax
+from fast.settings import Plan
+from fast.weights import Weights
+from reference.shapes import Array, Float
+
+Tree = TypeVar("Tree")
+
+
+class Outcome(NamedTuple):
+    """What a step leaves: the greedy next token of every sequence, its margin over the second, and the last logits.
+
+    Shapes: tokens int32 [sequences], margins float32 [sequences], logits [sequences, v]; all of it on the device.
+    """
+
+    tokens: Array
+    margins: Array
+    logits: Array
+
+
+def _outcome(logits: Float[Array, "sequences v"]) -> Outcome:
+    """The best token, the lowest id among equals, and how far ahead of the second it is."""
+    best = jnp.argmax(logits, axis=-1)
+    others = jnp.where(jnp.arange(logits.shape[-1]) == best[:, None], -jnp.inf, logits)
+    return Outcome(best.astype(jnp.int32), jnp.max(logits, axis=-1) - jnp.max(others, axis=-1), logits)
+
+
+def _dequantize(packed: Array, kind: int) -> Array:
+    return dequantize_jax(packed, gguf.GGMLQuantizationType(kind))
+
+
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))
+def advance(
+    weights: Weights, tokens: Array, packed: Array, states: States, counts: Array, plan: Plan
+) -> tuple[Outcome, Array, States]:
+    """One step of every sequence, a chunk of prefill or a token of decode; with the final streams, for `all_logits`."""
+    with jax.default_matmul_precision(plan.precision):
+        logits, streams, states = forward(weights, tokens, packed, states, counts, plan, _dequantize)
+        return _outcome(logits), streams, states
+
+
+@partial(jax.jit, static_argnames=("plan",))
+def all_logits(weights: Weights, streams: Array, plan: Plan) -> Float[Array, "all v"]:
+    """Logits of every token of a step. Apart from the step, so that it is compiled once, not with and without them."""
+    with jax.default_matmul_precision(plan.precision):
+        return head(weights, streams, plan)
+
+
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))
+def advance_before_ple(
+    weights: Weights, tokens: Array, states: States, counts: Array, plan: Plan
+) -> tuple[Array, States]:
+    """The part of a step that needs no rows."""
+    with jax.default_matmul_precision(plan.precision):
+        streams = embed(weights, tokens, plan)
+        return run_layers(weights, range(plan.config.ple.layer), streams, states, counts, plan)
+
+
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))
+def advance_from_ple(
+    weights: Weights, streams: Array, packed: Array, states: States, counts: Array, plan: Plan
+) -> tuple[Outcome, States]:
+    """The rest of it."""
+    with jax.default_matmul_precision(plan.precision):
+        rows = _dequantize(packed, plan.table_type).reshape(streams.shape[0], -1)
+        streams, states = add_ple(weights, streams, rows, states, counts, plan)
+        layers = range(plan.config.ple.layer, plan.config.layers)
+        streams, states = run_layers(weights, layers, streams, states, counts, plan)
+        logits, states = finish(weights, streams, states, counts, plan)
+        return _outcome(logits), states
+
+
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))
+def advance_recorded(
+    weights: Weights, tokens: Array, packed: Array, states: States, counts: Array, plan: Plan
+) -> tuple[Outcome, Array, States, dict[str, Array]]:
+    """As `advance`, with every named intermediate."""
+    named: dict[str, Array] = {}
+    with jax.default_matmul_precision(plan.precision):
+        logits, streams, states = forward(weights, tokens, packed, states, counts, plan, _dequantize, named.__setitem__)
+        return _outcome(logits), streams, states, named
+
+
+@jax.jit
+def copied(tree: Tree) -> Tree:
+    """The same values in buffers of their own, which no later step takes over."""
+    return jax.tree_util.tree_map(jnp.copy, tree)

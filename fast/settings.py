@@ -1,0 +1,97 @@
+"""Runtime choices of the fast path, apart from the architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import lcm
+from pathlib import Path
+
+from reference.config import ModelConfig
+
+EXACT_PRECISION = "highest"
+PRECISIONS = ("highest", "high", "default")
+MAX_CONTEXT = 1 << 18
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine runs a model.
+
+    Units: counts of tokens. context: positions a sequence has room for; the caches are allocated for it at once.
+    chunk: tokens computed at a time in prefill (llama.cpp's ubatch). buckets: the lengths that chunks are padded to,
+    one compilation each; None: powers of four from 16 up to the chunk, and 1.
+    precision: of matrix products, a name that `jax.default_matmul_precision` takes; anything but "highest" may change
+    tokens and is refused by the gate. checkpoints: states kept for going back; checkpoint_every: generated tokens
+    between two of them. cache_dir: where compiled programs are kept between processes; None: nowhere.
+    overlap: in decode, compute the layers before the PLE layer while its rows are read ("auto": when reading is slow).
+    """
+
+    context: int = 4096
+    chunk: int = 512
+    buckets: tuple[int, ...] | None = None
+    precision: str = EXACT_PRECISION
+    checkpoints: int = 8
+    checkpoint_every: int = 16
+    cache_dir: Path | None = None
+    overlap: str = "auto"
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} is {getattr(self, name)}, expected at least 1"
+            for name in ("context", "chunk", "checkpoints", "checkpoint_every")
+            if getattr(self, name) < 1
+        ]
+        if self.precision not in PRECISIONS:
+            problems.append(f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
+        if self.overlap not in ("auto", "always", "never"):
+            problems.append(f"overlap is {self.overlap!r}, expected auto, always or never")
+        if self.buckets is not None and (not self.buckets or min(self.buckets) < 1):
+            problems.append(f"buckets are {self.buckets}, expected lengths of at least 1")
+        if self.context > MAX_CONTEXT:
+            problems.append(f"context is {self.context}, expected at most {MAX_CONTEXT}")
+        if problems:
+            raise ValueError("engine settings: " + "; ".join(problems))
+
+    @property
+    def exact(self) -> bool:
+        """Whether the numbers may be compared with the reference's: the gate asks for this."""
+        return self.precision == EXACT_PRECISION
+
+    @property
+    def bucket_sizes(self) -> tuple[int, ...]:
+        """The lengths that are compiled, ascending; the last one is the chunk, the first is 1 (decode)."""
+        if self.buckets is not None:
+            sizes = {size for size in self.buckets if size < self.chunk}
+        else:
+            sizes = {size for size in (16, 64, 256, 1024, 4096) if size < self.chunk}
+        return tuple(sorted(sizes | {1, self.chunk}))
+
+    def bucket(self, tokens: int) -> int:
+        """The smallest compiled length that holds `tokens`, at most a chunk of them."""
+        return next(size for size in self.bucket_sizes if size >= tokens)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a compiled program depends on beside the shapes of its arrays; hashable, a static argument of `jit`.
+
+    Units: counts of tokens. room: positions of the caches, the context and one chunk more, so that a padded chunk can
+    be written without clamping. delta_chunk: tokens of one matrix form of the delta net. query_tile: queries that
+    attend together, which bounds the memory of scores and gathered keys. expert_tile: tokens of one expert computed together.
+    """
+
+    config: ModelConfig
+    table_type: int
+    room: int
+    precision: str
+    delta_chunk: int = 64
+    query_tile: int = 128
+    expert_tile: int = 64
+
+
+def plan_for(config: ModelConfig, table_type: int, settings: EngineSettings) -> Plan:
+    """The plan of an engine. The room is whole blocks of every attention layer."""
+    layers = zip(config.compress_ratios, config.linear_layers, strict=True)
+    unit = lcm(*(max(ratio, 1) for ratio, linear in layers if not linear))
+    room = -(-(settings.context + settings.chunk) // unit) * unit
+    return Plan(config=config, table_type=table_type, room=room, precision=settings.precision)
