@@ -176,6 +176,12 @@ class Meter:
         counters.process_minor_faults = process.ru_minflt - self._process[0]
         counters.process_major_faults = process.ru_majflt - self._process[1]
 
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Release the descriptor."""
         if self._io >= 0 and self._pid == os.getpid():

@@ -1,15 +1,15 @@
 """Modes `direct` and `direct-uncached`: explicit positional reads by a pool of workers, rows deduplicated per batch.
 
-A worker takes a slice of the batch and reads it with one io_submit: the reads run one after the other inside the
-kernel, without the interpreter between them, so the number of workers is the number of reads in flight. Where kernel
-AIO is refused the workers call pread row by row instead, and `fallback_reason` says so.
+A worker takes a slice of the batch and gives it to the kernel in one io_submit, without the interpreter between the
+reads: first with RWF_NOWAIT, which copies the cached rows and starts reading the missing ones, then a second time for
+the missing ones, which are now in flight together. (Blocking preads from as many threads reach a third of that on two
+busy cores.) Where kernel AIO is refused the workers call pread row by row instead, and `fallback_reason` says so.
 """
 
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
-from queue import Empty, SimpleQueue
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from fast.rows import syscalls
 from fast.rows.calibrate import worker_count
 from fast.rows.counters import GatherCounters
-from fast.rows.kernel_aio import KernelAio
+from fast.rows.kernel_aio import CONTEXT_READS, SHARED, ContextPool, KernelAio
 from fast.rows.plan import GatherPlan
 from fast.rows.reader import ModeUnavailable, PackedRows, RowReader
 from fast.rows.reads import PreadLoop, Reads, ReadStats
@@ -26,85 +26,74 @@ from fast.rows.table import Ids, Table
 from fast.rows.table_files import TableFiles
 from fast.rows.uncached import WindowReader
 
-_SLICE_READS = 256  # largest slice a worker takes at once, and the size of its AIO context
 _SLICES_PER_WORKER = 4  # slices are smaller than a worker's share, so that a slow read does not hold up the batch
 
 
 class ReadPool:
-    """Workers that carry out slices of a batch of reads; threads and AIO contexts appear when they are first needed."""
+    """Workers that carry out slices of a batch of reads; its threads start when they are first needed."""
 
     def __init__(self, settings: RowSettings, workers: int) -> None:
         self.workers = workers
-        self._call = settings.syscall
         self._inline = settings.inline_rows
         self._executor: ThreadPoolExecutor | None = None
-        self._contexts: SimpleQueue[KernelAio] = SimpleQueue()
+        self._contexts = SHARED if settings.syscall is syscalls.call else ContextPool(settings.syscall)
         self._pid = os.getpid()
         self.refused: str | None = None
-        self._put(self._get())  # the probe
+        context = self._context()  # the probe
+        if context is not None:
+            self._contexts.give_back(context)
 
     def read(self, reads: Reads, nowait_first: bool = True) -> ReadStats:
         """Carry out all reads: a small batch on this thread, a large one on the workers."""
-        if self._pid != os.getpid():  # a forked child has neither the threads nor the contexts
-            self._executor, self._contexts, self._pid = None, SimpleQueue(), os.getpid()
+        if self._pid != os.getpid():  # a forked child has none of the threads
+            self._executor, self._pid = None, os.getpid()
         if reads.count <= self._inline:
             return self._slice(reads, nowait_first)
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self.workers, "plegate-read")
-        size = max(1, min(_SLICE_READS, -(-reads.count // (self.workers * _SLICES_PER_WORKER))))
-        futures = [
-            self._executor.submit(self._slice, reads.subset(slice(start, start + size)), False)
-            for start in range(0, reads.count, size)
-        ]
+        size = max(1, min(CONTEXT_READS, -(-reads.count // (self.workers * _SLICES_PER_WORKER))))
         stats = ReadStats()
+        futures: list[Future[ReadStats]] = []
         try:
+            for start in range(0, reads.count, size):
+                part = reads.subset(slice(start, start + size))
+                futures.append(self._executor.submit(self._slice, part, nowait_first))
             for future in futures:
                 done = future.result()
                 stats.calls += done.calls
                 stats.bytes_asked += done.bytes_asked
                 stats.service_s += done.service_s
         finally:
-            # The workers write to the caller's memory: leave only when none of them can any more.
+            # The workers write to the caller's memory: leave only when none of them can any more. (Should a second
+            # Ctrl-C end even this wait, their slices still hold the memory.)
             for future in futures:
                 if not future.cancel():
                     future.exception()
         return stats
 
     def _slice(self, reads: Reads, nowait_first: bool) -> ReadStats:
-        context = self._get()
-        if context is None:
-            return PreadLoop().read(reads)
-        try:
-            return context.read(reads, nowait_first)
-        finally:
-            self._put(context)
+        context = self._context()
+        if context is not None:
+            try:
+                return context.read(reads, nowait_first)
+            except ModeUnavailable as reason:
+                self.refused = str(reason)
+            finally:
+                self._contexts.give_back(context)
+        return PreadLoop().read(reads)
 
-    def _get(self) -> KernelAio | None:
-        try:
-            return self._contexts.get_nowait()
-        except Empty:
-            pass
+    def _context(self) -> KernelAio | None:
         if self.refused is None:
             try:
-                return KernelAio(_SLICE_READS, self._call)
+                return self._contexts.take()
             except ModeUnavailable as reason:
                 self.refused = str(reason)
         return None
 
-    def _put(self, context: KernelAio | None) -> None:
-        if context is not None:
-            self._contexts.put(context)
-
     def close(self) -> None:
-        """Stop the threads and destroy the contexts."""
-        if self._pid == os.getpid():
-            if self._executor:
-                self._executor.shutdown()
-            while True:
-                try:
-                    self._contexts.get_nowait().close()
-                except Empty:
-                    break
+        """Stop the threads."""
+        if self._pid == os.getpid() and self._executor:
+            self._executor.shutdown()
         self._executor = None
 
 
@@ -114,11 +103,11 @@ def row_reads(files: TableFiles, ids: Ids, out: PackedRows, unplanned_rows: int)
     base = syscalls.address_of(out)
     if ids.size <= unplanned_rows:
         addresses = np.arange(base, base + ids.size * row_bytes, row_bytes, dtype=np.int64)
-        return Reads(files.of_rows(ids), files.table.offsets(ids), addresses, row_bytes), None
+        return Reads(files.of_rows(ids), files.table.offsets(ids), addresses, row_bytes, out), None
     plan = GatherPlan(files.table, ids)
     addresses = plan.places * row_bytes
     addresses += base
-    return Reads(files.of_segments(plan.segments), plan.offsets, addresses, row_bytes), plan
+    return Reads(files.of_segments(plan.segments), plan.offsets, addresses, row_bytes, out), plan
 
 
 class DirectReader(RowReader):
@@ -138,9 +127,8 @@ class DirectReader(RowReader):
 
     def _open(self) -> None:
         self._files = TableFiles(self.table, random=True)
-        self._pool = ReadPool(self.settings, worker_count(self.table, self.settings))
-        if self._pool.refused:
-            self.fallback_reason = f"{self._pool.refused}; workers call pread row by row"
+        self._pool = self._make_pool()
+        self._note_refusal()
 
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         assert self._files is not None and self._pool is not None
@@ -148,6 +136,7 @@ class DirectReader(RowReader):
         reads, plan = row_reads(self._files, ids, out, self.settings.inline_rows)
         planned = perf_counter()
         stats = self._pool.read(reads)
+        self._note_refusal()
         read = perf_counter()
         if plan is not None:
             plan.fill_repeats(out)
@@ -157,6 +146,14 @@ class DirectReader(RowReader):
         counters.read_calls += stats.calls
         counters.bytes_asked += stats.bytes_asked
         counters.service_s = stats.service_s
+
+    def _make_pool(self) -> ReadPool:
+        workers = worker_count(self.table, self.settings, lambda count: ReadPool(self.settings, count))
+        return ReadPool(self.settings, workers)
+
+    def _note_refusal(self) -> None:
+        if self._pool and self._pool.refused:
+            self.fallback_reason = f"{self._pool.refused}; workers call pread one read after the other"
 
     def _close(self) -> None:
         if self._pool:
@@ -179,14 +176,14 @@ class DirectUncachedReader(DirectReader):
     def _open(self) -> None:
         self._files = TableFiles(self.table, direct=True)
         self._windows = WindowReader(self._files, self.settings)
-        self._pool = ReadPool(self.settings, worker_count(self.table, self.settings))
-        if self._pool.refused:
-            self.fallback_reason = f"{self._pool.refused}; workers call pread window by window"
+        self._pool = self._make_pool()
+        self._note_refusal()
 
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         assert self._windows is not None and self._pool is not None
         pool = self._pool
         self._windows.read(ids, out, counters, lambda reads: pool.read(reads, nowait_first=False))
+        self._note_refusal()
 
     def _close(self) -> None:
         super()._close()

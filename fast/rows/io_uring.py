@@ -151,7 +151,7 @@ class Ring:
         stats = ReadStats()
         left: Reads | None = reads
         rounds = 0
-        self._held.append((reads, reads.offsets, reads.addresses))
+        self._held.append(reads.owner)
         try:
             while left is not None:
                 results = self._batch(left, min(depth or self.entries, self.entries), stats)

@@ -8,7 +8,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fast.rows.syscalls import PAGE_BYTES
 from fast.rows.table import Ids, Table
 
 Offsets = npt.NDArray[np.int64]
@@ -64,11 +63,6 @@ class GatherPlan:
         source = self.places[self.inverse]
         repeats = np.flatnonzero(source != np.arange(source.size))
         out[repeats] = out[source[repeats]]
-
-    def page_ranges(self, max_pages: int) -> Spans:
-        """The pages of all rows as merged ranges: neighbours and page crossings joined, none over `max_pages`."""
-        spans, _ = self.windows(PAGE_BYTES, joined=True)
-        return cut(spans, max_pages * PAGE_BYTES)
 
     def windows(self, align_bytes: int, joined: bool = False) -> tuple[Spans, npt.NDArray[np.intp]]:
         """Aligned windows that hold every unique row, and the window of each row.

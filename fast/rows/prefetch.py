@@ -11,14 +11,13 @@ import numpy.typing as npt
 
 from fast.rows import syscalls
 from fast.rows.counters import GatherCounters
-from fast.rows.mapped import MADV_WILLNEED, MappedReader, TableMapping
-from fast.rows.plan import GatherPlan
+from fast.rows.mapped import MADV_RANDOM, MADV_WILLNEED, MappedReader, TableMapping
+from fast.rows.plan import GatherPlan, Spans, cut
 from fast.rows.reader import PackedRows
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table
 
 IOVEC = np.dtype([("base", "i8"), ("length", "i8")])
-_MADV_RANDOM = 1
 
 
 class Adviser:
@@ -80,24 +79,41 @@ class Adviser:
         self._pidfd = -1
 
 
-def advise_plan(plan: GatherPlan, mapping: TableMapping, adviser: Adviser, range_pages: int) -> tuple[int, int]:
-    """Start reading the pages of a plan's rows; returns (system calls, bytes asked for).
+class PagePlan:
+    """The page ranges of a batch's rows, handed to the adviser a run of rows at a time.
 
-    Ranges stay inside the mapping by construction: a row's pages are pages of its segment, which is mapped whole.
+    Ranges stay inside the mapping by construction, and are checked to: a row's pages are pages of its segment, which is
+    mapped whole.
     """
-    spans = plan.page_ranges(range_pages)
-    bases = np.array([part.address - part.start_bytes for part in mapping.parts], np.int64)
-    ends = np.array([part.start_bytes + part.size_bytes for part in mapping.parts], np.int64)[spans.segment]
-    assert bool((spans.end <= -(-ends // syscalls.PAGE_BYTES) * syscalls.PAGE_BYTES).all()), "range past the mapping"
-    calls = adviser.willneed(bases[spans.segment] + spans.start, spans.lengths)
-    return calls, int(spans.lengths.sum())
+
+    def __init__(self, plan: GatherPlan, mapping: TableMapping, range_pages: int) -> None:
+        self._spans, self._span_of_row = plan.windows(syscalls.PAGE_BYTES, joined=True)
+        self._bases = np.array([part.address - part.start_bytes for part in mapping.parts], np.int64)
+        self._max_bytes = range_pages * syscalls.PAGE_BYTES
+        ends = np.array([part.start_bytes + part.size_bytes for part in mapping.parts], np.int64)
+        whole_pages = -(-ends // syscalls.PAGE_BYTES) * syscalls.PAGE_BYTES
+        assert bool((self._spans.end <= whole_pages[self._spans.segment]).all()), "page range past the mapping"
+        self._advised = 0
+
+    def advise(self, stop_row: int, adviser: Adviser) -> tuple[int, int]:
+        """Start reading the pages of the unique rows up to `stop_row`; returns (system calls, bytes asked for)."""
+        stop = int(self._span_of_row[stop_row - 1]) + 1
+        part = slice(self._advised, stop)
+        spans = cut(Spans(self._spans.segment[part], self._spans.start[part], self._spans.end[part]), self._max_bytes)
+        self._advised = stop
+        if not spans.start.size:
+            return 0, 0
+        return adviser.willneed(self._bases[spans.segment] + spans.start, spans.lengths), int(spans.lengths.sum())
 
 
 class PrefetchReader(MappedReader):
-    """MADV_RANDOM mapping; per batch WILLNEED for the merged page ranges of its rows, then a copy in request order."""
+    """MADV_RANDOM mapping; WILLNEED for the merged page ranges of a batch's rows, then a copy.
+
+    A large batch goes in runs of rows: while the device reads the pages of one run, the run before is copied.
+    """
 
     name = "prefetch"
-    advice = _MADV_RANDOM
+    advice = MADV_RANDOM
 
     def __init__(self, table: Table, settings: RowSettings | None = None) -> None:
         self._adviser: Adviser | None = None
@@ -112,14 +128,32 @@ class PrefetchReader(MappedReader):
         self._mapping.check_size()
         started = perf_counter()
         plan = GatherPlan(self.table, ids)
-        planned = perf_counter()
-        calls, asked = advise_plan(plan, self._mapping, self._adviser, self.settings.range_pages)
-        advised = perf_counter()
-        counters.plan_s += planned - started
-        counters.read_s += advised - planned
-        counters.read_calls += calls
-        counters.bytes_asked += asked
-        super()._read(ids, out, counters)
+        pages = PagePlan(plan, self._mapping, self.settings.range_pages)
+        counters.plan_s += perf_counter() - started
+        count = plan.unique.size
+        run = self.settings.advise_rows
+        for start in range(0, count + run, run):
+            if start < count:
+                started = perf_counter()
+                calls, asked = pages.advise(min(start + run, count), self._adviser)
+                counters.read_s += perf_counter() - started
+                counters.read_calls += calls
+                counters.bytes_asked += asked
+            if start:
+                started = perf_counter()
+                self._copy(plan, start - run, min(start, count), out)
+                counters.copy_s += perf_counter() - started
+        started = perf_counter()
+        plan.fill_repeats(out)
+        counters.copy_s += perf_counter() - started
+
+    def _copy(self, plan: GatherPlan, start: int, stop: int, out: PackedRows) -> None:
+        """Copy unique rows [start, stop) to their places in the batch."""
+        assert self._mapping is not None
+        rows = np.empty((stop - start, self.table.row_bytes), np.uint8)
+        self._mapping.take(plan.unique[start:stop], rows)
+        item = np.dtype((np.void, self.table.row_bytes))
+        out.view(item)[plan.places[start:stop], 0] = rows.view(item)[:, 0]
 
     def _close(self) -> None:
         super()._close()

@@ -46,7 +46,7 @@ class DeviceProbe:
         self._files = TableFiles(table, direct=True)
         self._size = max(read_bytes, self._files.align_bytes)
         self._memory = mmap.mmap(-1, _SLOTS * self._size)
-        self._address = syscalls.address_of(np.frombuffer(self._memory, np.uint8))
+        self._buffer = np.frombuffer(self._memory, np.uint8)
 
     def run(self, reads: int, depth: int, seed: int) -> DeviceRate:
         """Read `reads` different blocks (as many as there are) chosen by the seed, at most `depth` at a time."""
@@ -55,20 +55,20 @@ class DeviceProbe:
         first = segment.offset_bytes // self._size
         blocks = max(1, (segment.offset_bytes + segment.rows * self._table.row_bytes) // self._size - first)
         chosen = np.sort(rng.choice(blocks, min(reads, blocks), replace=False)) + first
-        place = self._address + np.arange(chosen.size, dtype=np.int64) % _SLOTS * self._size
+        place = syscalls.address_of(self._buffer) + np.arange(chosen.size, dtype=np.int64) % _SLOTS * self._size
         files = self._files.of_segments(np.full(chosen.size, self._table.segments.index(segment), np.intp))
-        batch = Reads(files, chosen * self._size, place, self._size, np.ones(chosen.size, np.int64))
+        batch = Reads(files, chosen * self._size, place, self._size, self._buffer, np.ones(chosen.size, np.int64))
         reader, method = _best_reader(depth)
         started = perf_counter()
         stats: ReadStats = reader.read(batch)
         seconds = perf_counter() - started
-        if isinstance(reader, Ring | KernelAio):
-            reader.close()
+        reader.close()
         return DeviceRate(int(chosen.size), self._size, seconds, stats.service_s / seconds, method)
 
     def close(self) -> None:
         """Release files and memory."""
         self._files.close()
+        self._buffer = np.empty(0, np.uint8)
         self._memory.close()
 
 

@@ -21,14 +21,16 @@ MAX_ROUNDS = 10_000  # repeats of reads that make no progress before the batch i
 class Reads:
     """Read `lengths[i]` bytes at `offsets[i]` of descriptor `files[i]` to memory at `addresses[i]`.
 
-    Units: bytes. `files` is one descriptor or one per read. `needed[i]`, when given, is how many bytes must arrive: an
-    aligned window may reach past the end of its file.
+    Units: bytes. `files` is one descriptor or one per read. `owner` is the array the addresses point into: whoever
+    holds the reads keeps that memory alive. `needed[i]`, when given, is how many bytes must arrive: an aligned window
+    may reach past the end of its file.
     """
 
     files: npt.NDArray[np.int32] | int
     offsets: npt.NDArray[np.int64]
     addresses: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64] | int
+    owner: npt.NDArray[np.uint8]
     needed: npt.NDArray[np.int64] | None = None
 
     @property
@@ -48,6 +50,7 @@ class Reads:
             self.offsets[index],
             self.addresses[index],
             self.lengths if isinstance(self.lengths, int) else self.lengths[index],
+            self.owner,
             None if self.needed is None else self.needed[index],
         )
 
@@ -66,6 +69,10 @@ class BatchReader(Protocol):
 
     def read(self, reads: Reads) -> ReadStats:
         """Carry out all of them. Raises: InputError for a file that ends early, OSError, ModeUnavailable."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds."""
         ...
 
 
@@ -136,3 +143,6 @@ class PreadLoop:
             left = unfinished(left, results)
         stats.service_s = perf_counter() - started
         return stats
+
+    def close(self) -> None:
+        """Nothing is held."""

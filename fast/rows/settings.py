@@ -20,6 +20,7 @@ class RowSettings:
     inline_rows: int = 64  # batches up to this size are read by the calling thread, no pool is woken
     range_pages: int = 32  # a merged page range is cut into pieces of at most this many pages
     advise_ranges: int = 1024  # ranges per process_madvise call, the kernel's limit (UIO_MAXIOV)
+    advise_rows: int = 512  # rows of a prefetch run: two of them keep the device's queue of 256 full
     staging_bytes: int = 32 << 20  # aligned windows of the uncached modes are read in portions of this size
     calibration_file: Path | None = None  # where worker counts are remembered; None: the user's cache directory
     syscall: syscalls.SyscallFunction = field(default=syscalls.call, repr=False)  # replaced by tests
@@ -27,7 +28,7 @@ class RowSettings:
     def __post_init__(self) -> None:
         problems = [
             f"{name} is {value}, expected at least 1"
-            for name in ("queue_depth", "workers", "range_pages", "advise_ranges")
+            for name in ("queue_depth", "workers", "range_pages", "advise_ranges", "advise_rows")
             if (value := getattr(self, name)) is not None and value < 1
         ]
         if self.inline_rows < 0:

@@ -54,6 +54,7 @@ class WindowReader:
                 spans.start[part],
                 slots + syscalls.address_of(self._staging),
                 spans.lengths[part],
+                self._staging,
                 needed[part],
             )
             begun = perf_counter()
