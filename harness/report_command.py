@@ -1,0 +1,49 @@
+"""`plegate report`: a folder of benchmark results as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.options import JsonFile
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `plegate bench --out DIR` made.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the page goes. Left out: DIR/report.html.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="ARM", help="Compare with another arm than the run's own baseline.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Make the page of a benchmark: speed over depth, waiting, read amplification, ratios with intervals, caveats.
+
+    One HTML file with everything in it, written whole or not at all; an unfinished run gives the page of what there is.
+
+    Exit codes: 0 written, 2 bad input.
+    """
+    from harness.atomic import write_json, write_text
+    from harness.bench.caveats import caveats
+    from harness.bench.export import as_json
+    from harness.bench.statistics import summarise
+    from harness.bench.store import Store
+    from harness.report.page import render
+    from reference.errors import InputError
+
+    results = Store(folder).read()
+    names = [arm.name for arm in results.plan.matrix.arms]
+    if baseline is not None and baseline not in names:
+        raise InputError(f"--baseline {baseline}: is no arm of {folder}, expected one of {', '.join(names)}")
+    if not results.cells:
+        raise InputError(f"{folder}: no cell is finished yet, expected at least one: `plegate bench --resume`")
+    summaries = summarise(results, baseline)
+    found = caveats(results, summaries)
+    page = out or folder / "report.html"
+    write_text(page, render(results, summaries, found))
+    if json_file is not None:
+        write_json(json_file, as_json(results, summaries, found))
+    typer.echo(f"{page}: {len(results.valid)} valid cells, {len(results.invalid)} invalid, {len(found)} caveats")
