@@ -142,7 +142,7 @@ def decode(file: GgufFile, ids: Sequence[int]) -> str:
 
 
 def read_token_file(path: str | Path) -> list[list[int]]:
-    """Prompts as token ids: a JSON list of ids, a JSON list of such lists, or ids with white space between (one prompt).
+    """Prompts as token ids: a JSON list of ids, a list of such lists, or ids with white space between (one prompt).
 
     Raises: InputError when the file cannot be read, or holds anything else; the message names the place.
     """
@@ -209,12 +209,10 @@ def varied_ids(n: int, vocab: int, seed: int, *, avoid: Collection[int] = ()) ->
     generator = np.random.Philox(key=seed)
     seen: set[tuple[int, int]] = set()
     ids: list[int] = []
-    draws: list[int] = []
+    draws = (word >> 32 for block in iter(lambda: generator.random_raw(1024).tolist(), None) for word in block)
     fruitless = 0
     while len(ids) < n:
-        if not draws:
-            draws = [word >> 32 for word in generator.random_raw(n + 16).tolist()]
-        draw = draws.pop()
+        draw = next(draws)
         token = allowed[(draw * draw >> 32) * len(allowed) >> 32]
         pair = (ids[-1] if ids else -1, token)
         if pair in seen and fruitless < 64:

@@ -25,8 +25,8 @@ def synth(
         typer.Argument(
             metavar="PRESET",
             help="`nano`: a whole small model, 222 MiB, what `plegate gate` uses by default. `table`: Flash-Next's "
-            "metadata, vocabulary size and hash with nothing but the table, of any size and type. `mini`: a whole model with "
-            "Flash-Next's sizes per layer, 4 layers, 8 experts, 834 MiB.",
+            "metadata, vocabulary size and hash with nothing but the table, of any size and type. `mini`: a whole "
+            "model with Flash-Next's sizes per layer, 4 layers, 8 experts, 834 MiB.",
             show_default=False,
         ),
     ],

@@ -1,10 +1,13 @@
 """SHA-256 of made models, recorded when their recipe was last changed.
 
-A different digest means that the maker is broken, or was changed.
-
-After a change that is meant: raise `RECIPE_VERSION`, make each of these anew, and record what `plegate synth` prints.
+A different digest means that the maker is broken, or was changed. After a change that is meant: raise `RECIPE_VERSION`,
+make each of these anew, and record what `plegate synth` prints.
 """
 
 from __future__ import annotations
 
-RECORDED: dict[str, str] = {}
+RECORDED: dict[str, str] = {
+    "nano-seed0-1000064x160-IQ4_NL": "bf2c7b39a951d1b1fe60a2b1c068c2fc7d766cd6ecd7d7b0acbee32ba4a1a73a",
+    "table-seed0-11930464x160-IQ4_NL": "24d30e111e0127bad50057b8042ce5a35b1b2d429ef336c2f185972804f434f8",
+    "mini-seed0-1600000x160-IQ4_NL": "5e3363a130cdcd53356fc4d8dab2d24dd7cf17efe69adc92c60e3f8256a16b9e",
+}

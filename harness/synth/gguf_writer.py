@@ -139,7 +139,7 @@ def write_gguf(
     check_space(path, file_bytes(entries, tensors), instead)
     digest = hashlib.sha256()
     try:
-        with writing(path) as file, contextlib.closing(_ahead(_pieces(entries, tensors))) as ready:
+        with writing(path) as file, contextlib.closing(_ahead(pieces(entries, tensors))) as ready:
             for piece in ready:
                 view = piece.data
                 digest.update(view)
@@ -150,7 +150,8 @@ def write_gguf(
     return digest.hexdigest()
 
 
-def _pieces(entries: Sequence[Entry], tensors: Sequence[PlannedTensor]) -> Iterator[Bytes]:
+def pieces(entries: Sequence[Entry], tensors: Sequence[PlannedTensor]) -> Iterator[Bytes]:
+    """The bytes of the whole file, in order."""
     yield np.frombuffer(header(entries, tensors), dtype=np.uint8)
     for tensor in tensors:
         written_bytes = 0

@@ -1,8 +1,8 @@
 """Packed blocks of every table type the maker offers: raw random bits, with the scales forced to sane values.
 
-A random float16 or float32 pattern is NaN, infinite or absurdly large once in a while. Each rule below keeps the sign
-and the mantissa random and narrows the exponent to one or two values, so that the rows have a root mean square of
-about 1 whatever the type, and every byte still differs from row to row.
+A random float16 or float32 pattern is NaN, infinite or absurdly large once in a while. Each rule below keeps the
+mantissa random and narrows the exponent to one or two values, so that rows have a root mean square near 1 whatever the
+type, and every byte still differs from row to row.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ from reference.errors import InputError
 
 @dataclass(frozen=True)
 class Mask:
-    """One scale field of a block:
-
-    `field = (field & keep) | force`, on `count` words of `width_bytes` from `offset_bytes` on.
-    """
+    """One scale of a block, a word of `width_bytes` from `offset_bytes` on: `word = (word & keep) | force`."""
 
     offset_bytes: int
     width_bytes: int
     keep: int
     force: int
-    count: int = 1
 
 
 # float16: sign 0x8000, exponent 0x7c00 (bias 15), mantissa 0x03ff. Sign and mantissa stay random, `force` sets the
@@ -41,7 +37,7 @@ TABLE_MASKS: dict[GGMLQuantizationType, tuple[Mask, ...]] = {
     _Type.Q5_1: (Mask(0, 2, 0x03FF, 0x2C00), Mask(2, 2, 0x03FF, 0xBC00)),  # d as above; m in -2..-1; quants 0..31
     _Type.Q8_0: (Mask(0, 2, 0x03FF, 0x2000),),  # d in 2^-7..2^-6; quants -128..127
     _Type.IQ4_NL: (Mask(0, 2, 0x03FF, 0x2000),),  # d in 2^-7..2^-6; codebook -127..113
-    _Type.Q6_K: (Mask(208, 2, 0x03FF, 0x0400),),  # d in 2^-14..2^-13; scales -128..127, quants -32..31
+    _Type.Q6_K: (Mask(208, 2, 0x03FF, 0x1000),),  # d in 2^-11..2^-10; scales -128..127, quants -32..31
     _Type.IQ1_S: (Mask(0, 2, 0x03FF, 0x2C00),),  # d in 2^-4..2^-3; times 1..15, ternary
 }
 

@@ -103,7 +103,7 @@ def _time_bias(stream: BitStream, count: int) -> Float32:
 
 
 def _output_rows(special: frozenset[int], gain: str) -> Fill:
-    """The output matrix, with the rows of reserved and unused tokens at 1/16: greedy text never shows them, nor ends."""
+    """The output matrix, with the rows of reserved and unused tokens at 1/16: greedy text never shows them or ends."""
     matrix = _matrix(gain)
 
     def fill(stream: BitStream, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Iterator[Bytes]:
