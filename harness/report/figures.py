@@ -67,10 +67,18 @@ def lines(
     log_y: bool = False,
     from_zero: bool = True,
     marks: bool = True,
+    band: Sequence[tuple[float, float]] | None = None,
 ) -> str:
-    """A panel of lines. ticks: places on the x axis that get a label, all others get none."""
+    """A panel of lines. ticks: places on the x axis that get a label, all others get none.
+
+    band: a factor for each of some places; the band from 1 over it to it is grey, with a line at 1.
+    """
 
     def draw(axes: Axes) -> None:
+        if band is not None:
+            axes.axhline(1, color="#9aa5b1", linewidth=1)
+            places, factors = [place for place, _ in band], [factor for _, factor in band]
+            axes.fill_between(places, [1 / factor for factor in factors], factors, color="#9aa5b1", alpha=0.25)
         for line in series:
             style = look[line.name]
             if line.low is not None and line.high is not None:
