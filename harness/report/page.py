@@ -11,7 +11,7 @@ from harness.bench.cells import TWIN
 from harness.bench.statistics import CONFIDENCE, GroupSummary
 from harness.bench.store import Results
 from harness.bench.summary import ADVICE, claims, interval_text, short
-from harness.report.figures import looks, swatch
+from harness.report.figures import Look, looks, swatch
 from harness.report.sections import plots
 
 
@@ -29,7 +29,7 @@ def render(results: Results, summaries: Sequence[GroupSummary], found: Sequence[
         claims=claims(summaries),
         advice=ADVICE,
         confidence=f"{CONFIDENCE:.0%}",
-        legend=[(name, swatch(look[name])) for name in names],
+        legend=legend(look),
         sections=plots(results, summaries, look),
         ratio_rows=_ratio_rows(summaries),
         detail_rows=_detail_rows(summaries),
@@ -38,12 +38,17 @@ def render(results: Results, summaries: Sequence[GroupSummary], found: Sequence[
     )
 
 
-def template(name: str) -> Any:
-    """A template of this package; everything put into it is escaped unless it says it is safe."""
+def legend(look: dict[str, Look]) -> list[tuple[str, str]]:
+    """Names with the line that stands for each."""
+    return [(name, swatch(each)) for name, each in look.items()]
+
+
+def template(name: str, package: str = "harness.report") -> Any:
+    """A template of a package; everything put into it is escaped unless it says it is safe."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader("harness.report", "."),
+        loader=PackageLoader(package, "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,0 +1,119 @@
+"""What became slower: by factor and by significance, against the earlier runs of the same machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from statistics import median
+
+from harness.errors import CannotRun
+from harness.trend.machine import differences
+from harness.trend.runs import BenchRun, Measured
+
+FACTOR = 1.25  # smaller changes are not reported: two runs of the same code differ by up to a tenth
+SIGNIFICANCE = 0.01
+EARLIER_RUNS = 5  # how many of the earlier runs a new one is compared with
+FEWEST_FOR_DRIFT = 8  # cells from which it can be told that a whole run is slower
+
+
+@dataclass(frozen=True)
+class Change:
+    """A cell in the new run against the earlier ones. Units: seconds; factor above 1 is slower.
+
+    factor: after what the whole run drifted by is taken out. limit: the factor that had to be exceeded here, from how
+    much the earlier runs differ among themselves. p: of Mann and Whitney's test that the new times are not larger
+    (smaller).
+    """
+
+    cell: Measured
+    before_s: float
+    now_s: float
+    factor: float
+    limit: float
+    p: float
+
+    @property
+    def slower(self) -> bool:
+        """A regression."""
+        return self.factor > self.limit and self.p < SIGNIFICANCE
+
+    @property
+    def faster(self) -> bool:
+        """An improvement."""
+        return self.factor < 1 / self.limit and self.p < SIGNIFICANCE
+
+
+@dataclass
+class Verdict:
+    """A new run against earlier ones. drift: the factor that the whole run is slower by; probes: the same of the probes."""
+
+    new: BenchRun
+    earlier: list[BenchRun]
+    changes: list[Change] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    drift: float = 1.0
+    probes: float | None = None
+
+    @property
+    def slower(self) -> list[Change]:
+        """The regressions, the worst first."""
+        return sorted((c for c in self.changes if c.slower), key=lambda c: -c.factor)
+
+    @property
+    def faster(self) -> list[Change]:
+        """The improvements, the best first."""
+        return sorted((c for c in self.changes if c.faster), key=lambda c: c.factor)
+
+    @property
+    def everything_slower(self) -> bool:
+        """Whether the whole run is slower and the probes, which run none of our code, are not."""
+        return self.drift > FACTOR and (self.probes is None or self.drift / self.probes > FACTOR)
+
+    @property
+    def regressed(self) -> bool:
+        """Whether there is anything that has to be looked at."""
+        return bool(self.slower or self.missing or self.everything_slower)
+
+
+def compare(new: BenchRun, earlier: Sequence[BenchRun]) -> Verdict:
+    """The verdict on a run. Raises: CannotRun when there is no earlier one, or one is of another machine."""
+    if not earlier:
+        raise CannotRun(
+            "there is no earlier run to compare with: `nox -s bench` on the commit to compare with comes first"
+        )
+    for run in earlier:
+        if unlike := differences(new.facts, run.facts):
+            raise CannotRun(
+                f"{run.path.name} is of another machine, speeds of two machines are not compared: {'; '.join(unlike)}"
+            )
+    recent = list(earlier)[-EARLIER_RUNS:]
+    verdict = Verdict(new, recent)
+    last = recent[-1].cells
+    verdict.missing = sorted(last.keys() - new.cells.keys())
+    verdict.added = sorted(new.cells.keys() - {name for run in recent for name in run.cells})
+    pairs = [(cell, found) for cell in new.cells.values() if (found := _of(recent, cell.name))]
+    ratios = {cell.name: cell.value / median(m.value for m in found) for cell, found in pairs}
+    own = [ratios[cell.name] for cell, _ in pairs if not cell.probe]
+    probes = [ratios[cell.name] for cell, _ in pairs if cell.probe]
+    verdict.drift = median(own) if len(own) >= FEWEST_FOR_DRIFT else 1.0
+    verdict.probes = median(probes) if probes else None
+    verdict.changes = [_change(cell, found, verdict.drift) for cell, found in pairs if not cell.probe]
+    return verdict
+
+
+def _of(runs: Sequence[BenchRun], name: str) -> list[Measured]:
+    return [run.cells[name] for run in runs if name in run.cells]
+
+
+def _change(cell: Measured, found: Sequence[Measured], drift: float) -> Change:
+    from scipy.stats import mannwhitneyu
+
+    before = median(measured.value for measured in found)
+    factor = cell.value / before / drift
+    noise = max(abs(log(measured.value / before)) for measured in found)
+    now = [time / drift for time in cell.times]
+    old = [time for measured in found for time in measured.times]
+    p = float(mannwhitneyu(now, old, alternative="greater" if factor >= 1 else "less").pvalue)
+    return Change(cell, before, cell.value, factor, max(FACTOR, exp(2 * noise)), p)

@@ -1,0 +1,134 @@
+"""Runs as pytest-benchmark writes them: read, stripped of names of hosts and folders, and kept per machine key."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from harness.atomic import write_json
+from harness.trend.machine import FACTS, machine_key
+from reference.errors import InputError
+
+_NUMBERED = re.compile(r"(\d{4,})-.*\.json")
+_KEPT_STATISTICS = ("min", "max", "mean", "median", "rounds", "data")
+PROBE = "probe"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One cell of a run. passes: the times of each pass, in seconds; the passes are minutes apart.
+
+    value: the best pass's median. Whatever else a machine does makes things slower, hardly ever faster, and not all
+    the time.
+    """
+
+    name: str
+    info: dict[str, Any]
+    passes: tuple[tuple[float, ...], ...]
+
+    @property
+    def value(self) -> float:
+        """Seconds: the median of the pass that was disturbed least."""
+        return min(median(times) for times in self.passes)
+
+    @property
+    def times(self) -> list[float]:
+        """All times."""
+        return [time for times in self.passes for time in times]
+
+    @property
+    def probe(self) -> bool:
+        """Whether this is one of the fixed tasks that no code of this project takes part in."""
+        return self.info.get("workload") == PROBE
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """One run of all benchmarks. facts: those of the machine key."""
+
+    path: Path
+    facts: dict[str, Any]
+    commit: str
+    dirty: bool
+    when: str
+    cells: dict[str, Measured]
+
+    @property
+    def label(self) -> str:
+        """How plots and tables call it."""
+        return f"{self.commit[:7] or 'unknown'}{'+' if self.dirty else ''}"
+
+
+def read_run(path: Path) -> BenchRun:
+    """A file of pytest-benchmark, of `tests/bench`. Raises: InputError saying what it lacks."""
+    content = _content(path)
+    facts = content["machine_info"].get("plegate")
+    if not isinstance(facts, dict):
+        raise InputError(f"{path}: does not say which machine it is of, expected a file of `nox -s bench`")
+    passes: dict[str, list[tuple[float, ...]]] = {}
+    info: dict[str, dict[str, Any]] = {}
+    for benchmark in content["benchmarks"]:
+        extra, times = benchmark.get("extra_info", {}), benchmark.get("stats", {}).get("data")
+        if "cell" not in extra or not times:
+            raise InputError(
+                f"{path}: {benchmark.get('name')} has no cell or no times, expected a file of `nox -s bench`"
+            )
+        name = extra["cell"]
+        passes.setdefault(name, []).append(tuple(times))
+        info[name] = {key: value for key, value in extra.items() if key != "cell"}
+    if not passes:
+        raise InputError(f"{path}: holds no benchmark, expected at least one: did the session fail?")
+    commit = content.get("commit_info", {})
+    cells = {name: Measured(name, info[name], tuple(times)) for name, times in passes.items()}
+    when = content.get("datetime", "")
+    return BenchRun(path, facts, str(commit.get("id") or ""), bool(commit.get("dirty")), when, cells)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict) or not {"machine_info", "benchmarks"} <= content.keys():
+        raise InputError(f"{path}: is no file of pytest-benchmark, expected machine_info and benchmarks in it")
+    return content
+
+
+def add_run(folder: Path, path: Path) -> Path:
+    """Keep a run under its machine's key, numbered; names of hosts and folders stay out. Raises: InputError."""
+    run = read_run(path)
+    content = _content(path)
+    target = folder / machine_key(run.facts)
+    target.mkdir(parents=True, exist_ok=True)
+    last = max((int(m[1]) for file in target.iterdir() if (m := _NUMBERED.fullmatch(file.name))), default=0)
+    kept = {
+        "machine_info": {"plegate": {name: run.facts.get(name) for name in FACTS}},
+        "commit_info": {name: content.get("commit_info", {}).get(name) for name in ("id", "time", "dirty")},
+        "benchmarks": [_stripped(benchmark) for benchmark in content["benchmarks"]],
+        "datetime": content.get("datetime"),
+        "version": content.get("version"),
+    }
+    file = target / f"{last + 1:04d}-{run.commit[:12] or 'unknown'}.json"
+    write_json(file, kept)
+    return file
+
+
+def _stripped(benchmark: dict[str, Any]) -> dict[str, Any]:
+    statistics = {name: benchmark["stats"][name] for name in _KEPT_STATISTICS if name in benchmark["stats"]}
+    statistics["data"] = [round(value, 9) for value in statistics["data"]]
+    return {"name": benchmark["name"], "extra_info": benchmark["extra_info"], "stats": statistics}
+
+
+def history(folder: Path, key: str) -> list[BenchRun]:
+    """The runs of a machine, oldest first. Raises: InputError for a damaged one."""
+    files = [(int(m[1]), file) for file in (folder / key).glob("*.json") if (m := _NUMBERED.fullmatch(file.name))]
+    return [read_run(file) for _, file in sorted(files)]
+
+
+def keys(folder: Path) -> list[str]:
+    """The machines that have runs there."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []

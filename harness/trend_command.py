@@ -1,0 +1,82 @@
+"""`plegate trend`: the newest run of the benchmarks against the earlier ones of the same machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def trend(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where runs are kept, a folder per machine.")] = Path(
+        "ci/baselines"
+    ),
+    add: Annotated[
+        Path | None, typer.Option("--add", metavar="FILE", help="First keep this file of pytest-benchmark there.")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="FILE", help="Compare with this run alone, not with those in DIR."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="The machine's folder. Left out: that of the newest run.")
+    ] = None,
+    keep_only: Annotated[bool, typer.Option("--keep-only", help="With --add: keep it, compare nothing.")] = False,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report for a pull request.")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write the page with plots over the commits.")
+    ] = None,
+) -> None:
+    """Report what became slower since the earlier runs of this machine: by factor and by significance.
+
+    Runs of different machines (processor, memory, kernel, file system, device, jax) are never compared. A benchmark
+    that is missing on one side is reported.
+
+    Exit codes: 0 nothing is slower, 1 something is, or is missing, 2 bad input, 3 there is nothing to compare with.
+    """
+    from harness.atomic import write_text
+    from harness.errors import CannotRun
+    from harness.trend.compare import compare
+    from harness.trend.page import render
+    from harness.trend.runs import add_run, history, keys, read_run
+    from harness.trend.text import headline, markdown, notes
+
+    if add is not None:
+        kept = add_run(folder, add)
+        typer.echo(f"kept as {kept}")
+        key = kept.parent.name
+        if keep_only:
+            return
+    key = key or _newest_key(folder)
+    runs = history(folder, key)
+    if not runs or (len(runs) == 1 and against is None):
+        others = [name for name in keys(folder) if name != key]
+        hint = f"; runs of other machines are never compared with: {', '.join(others)}" if others else ""
+        raise CannotRun(
+            f"{folder / key}: holds {len(runs)} run(s), expected two to compare: run `nox -s bench` first{hint}"
+        )
+    earlier = runs[:-1] if against is None else [read_run(against)]
+    verdict = compare(runs[-1], earlier)
+    for line in (headline(verdict), *(f"slower: {c.cell.name}: {c.factor:.2f} times" for c in verdict.slower)):
+        typer.echo(line)
+    for line in (*(f"missing: {name}" for name in verdict.missing), *notes(verdict)):
+        typer.echo(line)
+    if markdown_file is not None:
+        write_text(markdown_file, markdown(verdict))
+    if html_file is not None:
+        write_text(html_file, render(verdict, runs))
+    raise typer.Exit(1 if verdict.regressed else 0)
+
+
+def _newest_key(folder: Path) -> str:
+    """The machine whose newest run is the newest of all. Raises: CannotRun when there is no run."""
+    from harness.errors import CannotRun
+    from harness.trend.runs import history, keys
+
+    runs = [(found[-1].when, key) for key in keys(folder) if (found := history(folder, key))]
+    if not runs:
+        raise CannotRun(f"{folder}: holds no run, expected at least two of one machine: `nox -s bench` makes one")
+    return max(runs)[1]

@@ -1,0 +1,159 @@
+"""One engine and one reader per mode for all benchmarks, and what their file has to say of the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fast.rows import residency
+from harness.bench import protocol
+from harness.bench.cells import COLD, Arm, Cell, Workload
+from harness.bench.machine import machine_facts
+from harness.bench.stream import row_ids
+from harness.bench.workbench import GatherBench, ModelBench, Workbench
+from harness.synth import cache_folder, ensure_model
+from harness.trend.machine import key_facts
+
+CONTEXT = 4096 + 512 + 64
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--plant-slowdown",
+        action="append",
+        default=[],
+        metavar="CELL=FACTOR",
+        help="Make one cell slower by that factor, to prove that the trend reports it.",
+    )
+
+
+def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
+    import jax
+
+    facts = key_facts(machine_facts(ensure_model("nano")), jax.local_devices()[0].device_kind)
+    machine_info.clear()
+    machine_info["plegate"] = facts
+
+
+class Station:
+    """The model of the benchmarks, opened once; each case takes the reader of its mode."""
+
+    def __init__(self) -> None:
+        self.cache_dir = cache_folder()
+        self.bench = Workbench(
+            ensure_model("nano"),
+            Arm("all", "prefetch"),
+            Workload("gather", 1),
+            depth=0,
+            context=CONTEXT,
+            cache_dir=self.cache_dir,
+        )
+        self.readers = {"prefetch": self.bench.handle.reader}
+        self._engine: Any = None
+        self._saved: dict[int, Any] = {}
+
+    def reader(self, mode: str) -> Any:
+        from fast.rows import open_rows
+
+        if mode not in self.readers:
+            self.readers[mode] = open_rows(self.bench.table, mode)
+        return self.readers[mode]
+
+    def case(self, cell: Cell, mode: str) -> Case:
+        from harness.bench.depths import depth_state, make_engine
+
+        tokens = self.bench.tokens()
+        if cell.workload.kind == "gather":
+            bench: Any = GatherBench(self.bench.handle)
+            bench.heads = self.bench.config.ple.hash
+        else:
+            if self._engine is None:
+                self._engine = make_engine(self.bench.file, self.bench.handle, CONTEXT, self.bench.arm, self.cache_dir)
+                self._engine.warm_up(with_logits=False)
+            if cell.depth not in self._saved:
+                self._saved[cell.depth] = depth_state(
+                    self._engine, self.bench.file, tokens.context(cell.depth), self.cache_dir
+                )
+            lead_in = tokens.measured(cell.workload, cell.repeat)
+            bench = ModelBench(self._engine, cell.workload, self._saved[cell.depth], lead_in)
+        return Case(self, cell, mode, bench)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        for reader in self.readers.values():
+            reader.close()
+
+
+class Case:
+    """One cell in this process: its cache state is made and proven before each round, and checked after it."""
+
+    def __init__(self, station: Station, cell: Cell, mode: str, bench: Any) -> None:
+        self.station, self.cell, self.mode, self.bench = station, cell, mode, bench
+        tokens = station.bench.tokens()
+        self.measured = tokens.measured(cell.workload, cell.repeat)
+        station.bench.handle.reader = station.reader(mode)
+        bench.warm_up(tokens.warm_up(cell.workload, 512))
+        self.bench.place()
+        run = bench.run(self.measured, cell.workload.tokens)
+        before = tokens.context(cell.depth)[-16:] if cell.workload.kind != "gather" else []
+        before = before + (self.measured if cell.workload.kind == "decode" else [])
+        self.ids = np.unique(row_ids(station.bench.config.ple.hash, run.fed, before))
+
+    def prepare(self) -> None:
+        table = self.station.bench.table
+        self.station.bench.handle.reader = self.station.reader(self.mode)
+        self.bench.place()
+        if self.cell.state == COLD:
+            for reader in self.station.readers.values():
+                reader.trim(0)
+            eviction = residency.make_cold(table)
+            assert eviction.cold, f"{eviction.resident:.1%} of the table stayed in memory: {self.cell.id} is not cold"
+        else:
+            protocol.read_rows(table, self.ids)
+            resident = residency.rows_resident(table, self.ids).mean()
+            assert resident >= protocol.WARM_SHARE, (
+                f"{resident:.1%} of the rows are in memory: {self.cell.id} is not warm"
+            )
+
+    def run(self) -> None:
+        self.bench.run(self.measured, self.cell.workload.tokens)
+
+
+@pytest.fixture(scope="session")
+def station() -> Iterator[Station]:
+    opened = Station()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def planted(request: pytest.FixtureRequest) -> Callable[[str, Callable[[], None]], Callable[[], None]]:
+    """Wraps what is measured: a planted cell takes its time and a share of it more."""
+    factors = dict(text.rpartition("=")[::2] for text in request.config.getoption("--plant-slowdown"))
+
+    def wrap(name: str, call: Callable[[], None]) -> Callable[[], None]:
+        if name not in factors:
+            return call
+        factor = float(factors[name])
+
+        def slower() -> None:
+            started = time.perf_counter()
+            call()
+            until = started + factor * (time.perf_counter() - started)
+            while time.perf_counter() < until:
+                pass
+
+        return slower
+
+    return wrap
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Path:
+    return ensure_model("nano")

@@ -1,0 +1,87 @@
+"""The cells of `plegate bench` as benchmarks: `nox -s bench` runs them, `nox -s trend` compares them with earlier runs.
+
+Each cell is measured in several passes, minutes apart: what disturbs a machine for a while disturbs one pass.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fast.rows import MODES
+from harness.bench.cells import STATES, Cell, Workload
+from harness.trend.runs import PROBE
+
+pytestmark = pytest.mark.slow
+PASSES = 3
+GATHER, PREFILL, DECODE = Workload("gather", 512), Workload("prefill", 512), Workload("decode", 32)
+MODEL_MODES = ("prefetch", "mmap-random", "uring", "auto")
+ROUNDS = {"gather": 7, "prefill": 2, "decode": 3}
+CELLS = [Cell(mode, state, 0, GATHER, 0) for mode in MODES for state in STATES]
+CELLS += [
+    Cell(mode, state, depth, workload, 0)
+    for workload in (PREFILL, DECODE)
+    for depth in (0, 4096)
+    for state in STATES
+    for mode in MODEL_MODES
+]
+
+
+def _name(cell: Cell) -> str:
+    return f"{cell.arm}-{cell.state}-{cell.workload.name}-d{cell.depth}"
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=_name)
+@pytest.mark.parametrize("number", range(PASSES))
+def test_cell(benchmark: Any, station: Any, planted: Any, cell: Cell, number: int) -> None:
+    case = station.case(cell, cell.arm)
+    benchmark.extra_info |= {
+        "cell": _name(cell),
+        "mode": cell.arm,
+        "state": cell.state,
+        "depth": cell.depth,
+        "workload": cell.workload.name,
+        "pass": number,
+    }
+    rounds = ROUNDS[cell.workload.kind]
+    benchmark.pedantic(planted(_name(cell), case.run), setup=case.prepare, rounds=rounds, iterations=1)
+
+
+def _compute() -> Callable[[], None]:
+    matrix = np.random.default_rng(0).random((384, 384), np.float32)
+    return lambda: [matrix @ matrix for _ in range(20)] and None
+
+
+def _read(path: Path) -> Callable[[], None]:
+    """Reads of pages in memory: what a warm row costs at least."""
+    offsets = np.random.default_rng(0).integers(0, path.stat().st_size - 4096, 4096).tolist()
+
+    def read() -> None:
+        fd = os.open(path, os.O_RDONLY)
+        for offset in offsets:
+            os.pread(fd, 90, offset)
+        os.close(fd)
+
+    return read
+
+
+@pytest.mark.parametrize("task", ["compute", "read"])
+@pytest.mark.parametrize("number", range(PASSES))
+def test_probe(benchmark: Any, model_path: Path, task: str, number: int) -> None:
+    """Fixed tasks without any code of this project: when these are slower, the machine is."""
+    call = _compute() if task == "compute" else _read(model_path)
+    benchmark.extra_info |= {
+        "cell": f"{PROBE}-{task}",
+        "mode": task,
+        "state": "warm",
+        "depth": 0,
+        "workload": PROBE,
+        "pass": number,
+    }
+    call()
+    benchmark.pedantic(call, rounds=10, iterations=1)
