@@ -55,7 +55,7 @@ def row_bytes(kind: GGMLQuantizationType, width: int) -> int:
     """Bytes of one packed row. Raises: InputError when the width is no multiple of the type's block."""
     block, block_bytes = GGML_QUANT_SIZES[kind]
     if width <= 0 or width % block:
-        advice = f"choose a --width that is a multiple of {block}, or another --type"
+        advice = f"choose another --type, or for `table` a --width that is a multiple of {block}"
         raise InputError(f"--type {kind.name}: rows of {width} values do not fill blocks of {block}; {advice}")
     return width // block * block_bytes
 

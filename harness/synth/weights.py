@@ -59,8 +59,8 @@ def _float32(stream: BitStream, shape: tuple[int, ...], scale: np.float32) -> It
 def _q8_0(stream: BitStream, shape: tuple[int, ...], scale: np.float32) -> Iterator[Bytes]:
     """Blocks of one float16 scale, the same for the whole tensor, and 32 random int8.
 
-    The int8 are uniform in -128..127: 256 times as coarse as `uniform`'s odd integers, halved, so the scale is 512
-    times as large.
+    The int8 are uniform in -128..127 and the odd integers of `uniform` 512 times as wide, so the scale is 512 times as
+    large.
     """
     half = np.array(scale * np.float32(512.0), dtype="<f2").reshape(1).view(np.uint8)
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType.Q8_0]
@@ -122,10 +122,7 @@ def _output_rows(special: frozenset[int], gain: str) -> Fill:
 
 
 def model_weights(sizes: Dimensions, vocab: int, quiet: frozenset[int], big: GGMLQuantizationType) -> list[Weight]:
-    """All tensors of a complete model but the table, which stands after its PLE layer's own.
-
-    `big`: the format of large matrices.
-    """
+    """All tensors of a complete model but the table, which comes last. `big`: the format of large matrices."""
     wide = sizes.streams * sizes.width
     weights = [
         Weight("token_embd.weight", (vocab, sizes.width), big, _matrix("1", fan_in=1)),
