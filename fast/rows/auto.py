@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import mmap
+import os
 import resource
 import threading
 from queue import SimpleQueue
@@ -17,6 +19,7 @@ from fast.rows.reader import PackedRows, RowReader
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table
 from fast.rows.uring import UringReader
+from reference.errors import InputError
 
 SAMPLED_ROWS = 16  # mincore calls per large batch, 2 us each: a batch with 10% of its rows missing escapes 1 time in 5
 FIRST_CHUNK_ROWS = 512  # what a sample that misled may cost: 512 serial faults
@@ -56,10 +59,14 @@ class AutoReader(RowReader):
         self._calm = 0
         super().__init__(table, settings)
 
+    @property
+    def fallback_reason(self) -> str | None:
+        """Why something else takes the ring's place."""
+        return self._reads.fallback_reason if self._reads else None
+
     def _open(self) -> None:
         self._mapping = TableMapping(self.table, MADV_RANDOM)
         self._reads = UringReader(self.table, self.settings)
-        self.fallback_reason = self._reads.fallback_reason
         self._toucher = Toucher(self._mapping)
 
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
@@ -123,7 +130,6 @@ class AutoReader(RowReader):
     def _by_reads(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         assert self._reads is not None
         self._reads._run(ids, out, counters)
-        self.fallback_reason = self._reads.fallback_reason
         way = self._reads.effective_mode
         counters.served_by = f"{counters.served_by}+{way}" if counters.served_by else way
 
@@ -154,34 +160,40 @@ class Toucher:
 
     def __init__(self, mapping: TableMapping) -> None:
         self._mapping = mapping
-        self._queue: SimpleQueue[Ids | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._queue: SimpleQueue[tuple[int, Ids] | None] = SimpleQueue()
+        self._pid = 0  # the process that has the thread
         self._generation = 0
         self._busy = threading.Lock()
 
     def touch(self, ids: Ids) -> None:
         """Touch these rows soon."""
-        if self._thread is None or not self._thread.is_alive():  # also after a fork: the child has no such thread
-            self._queue = SimpleQueue()
-            self._busy = threading.Lock()
-            self._thread = threading.Thread(target=self._work, args=(self._queue,), name="plegate-touch", daemon=True)
-            self._thread.start()
+        if self._pid != os.getpid():
+            self._queue, self._busy, self._pid = SimpleQueue(), threading.Lock(), os.getpid()
+            _thread.start_new_thread(self._work, (self._queue,))  # as in `Workers`: safe against an interrupt
         if self._queue.qsize() < self._WAITING:
-            self._queue.put(ids.copy())
+            self._queue.put((self._generation, ids.copy()))
 
-    def _work(self, queue: SimpleQueue[Ids | None]) -> None:
+    def _work(self, queue: SimpleQueue[tuple[int, Ids] | None]) -> None:
         scratch = np.empty((self._SLICE_ROWS, self._mapping.table.row_bytes), np.uint8)
-        while (ids := queue.get()) is not None:
-            generation = self._generation
+        while (asked := queue.get()) is not None:
+            generation, ids = asked
             for start in range(0, ids.size, self._SLICE_ROWS):
-                part = ids[start : start + self._SLICE_ROWS]
-                with self._busy:
-                    if self._generation != generation:
-                        break
-                    before = resource.getrusage(_THREAD).ru_majflt
-                    self._mapping.take(part, scratch[: part.size])
-                    if resource.getrusage(_THREAD).ru_majflt - before > part.size // 64:
-                        break  # the rows have been evicted meanwhile: reading them again is not worth it
+                if not self._touch_slice(generation, ids[start : start + self._SLICE_ROWS], scratch):
+                    break
+
+    def _touch_slice(self, generation: int, ids: Ids, scratch: PackedRows) -> bool:
+        """Touch some rows; false when the rest of the batch should be left alone."""
+        with self._busy:
+            if self._generation != generation:
+                return False
+            try:
+                self._mapping.check_size()
+            except InputError:
+                return False  # the next gather says so
+            before = resource.getrusage(_THREAD).ru_majflt
+            self._mapping.take(ids, scratch[: ids.size])
+            # Many major faults: the rows have been evicted meanwhile, and reading them again is not worth it.
+            return resource.getrusage(_THREAD).ru_majflt - before <= ids.size // 64
 
     def forget(self) -> None:
         """Stop touching what was asked for so far; when this returns no touch is running."""
@@ -192,7 +204,6 @@ class Toucher:
     def close(self) -> None:
         """End the thread; the mapping may be closed afterwards."""
         self.forget()
-        if self._thread is not None and self._thread.is_alive():
+        if self._pid == os.getpid():
             self._queue.put(None)
-            self._thread.join()
-        self._thread = None
+        self._pid = 0

@@ -90,8 +90,13 @@ class RowCache(RowReader):
         mixed >>= self._shift
         return mixed.view(np.int64)
 
+    @property
+    def fallback_reason(self) -> str | None:
+        """The inner reader's."""
+        return self.inner.fallback_reason
+
     def _open(self) -> None:
-        self.fallback_reason = self.inner.fallback_reason
+        """The inner reader is open already."""
 
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         started = perf_counter()
@@ -108,7 +113,6 @@ class RowCache(RowReader):
         wanted = ids[missing]
         rows = np.empty((wanted.size, self.table.row_bytes), np.uint8)
         self.inner._run(wanted, rows, counters)
-        self.fallback_reason = self.inner.fallback_reason
         started = perf_counter()
         out[missing] = rows
         self._insert(wanted, slots[missing], rows)

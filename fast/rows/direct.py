@@ -8,8 +8,6 @@ busy cores.) Where kernel AIO is refused the workers call pread row by row inste
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 
 import numpy as np
@@ -25,6 +23,7 @@ from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table
 from fast.rows.table_files import TableFiles
 from fast.rows.uncached import WindowReader
+from fast.rows.workers import Workers
 
 _SLICES_PER_WORKER = 4  # slices are smaller than a worker's share, so that a slow read does not hold up the batch
 
@@ -35,9 +34,8 @@ class ReadPool:
     def __init__(self, settings: RowSettings, workers: int) -> None:
         self.workers = workers
         self._inline = settings.inline_rows
-        self._executor: ThreadPoolExecutor | None = None
+        self._threads = Workers(workers)
         self._contexts = SHARED if settings.syscall is syscalls.call else ContextPool(settings.syscall)
-        self._pid = os.getpid()
         self.refused: str | None = None
         context = self._context()  # the probe
         if context is not None:
@@ -45,31 +43,18 @@ class ReadPool:
 
     def read(self, reads: Reads, nowait_first: bool = True) -> ReadStats:
         """Carry out all reads: a small batch on this thread, a large one on the workers."""
-        if self._pid != os.getpid():  # a forked child has none of the threads
-            self._executor, self._pid = None, os.getpid()
         if reads.count <= self._inline:
             return self._slice(reads, nowait_first)
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self.workers, "plegate-read")
         size = max(1, min(CONTEXT_READS, -(-reads.count // (self.workers * _SLICES_PER_WORKER))))
-        stats = ReadStats()
-        futures: list[Future[ReadStats]] = []
-        try:
-            for start in range(0, reads.count, size):
-                part = reads.subset(slice(start, start + size))
-                futures.append(self._executor.submit(self._slice, part, nowait_first))
-            for future in futures:
-                done = future.result()
-                stats.calls += done.calls
-                stats.bytes_asked += done.bytes_asked
-                stats.service_s += done.service_s
-        finally:
-            # The workers write to the caller's memory: leave only when none of them can any more. (Should a second
-            # Ctrl-C end even this wait, their slices still hold the memory.)
-            for future in futures:
-                if not future.cancel():
-                    future.exception()
-        return stats
+        parts = self._threads.run(
+            -(-reads.count // size),
+            lambda part: self._slice(reads.subset(slice(part * size, (part + 1) * size)), nowait_first),
+        )
+        return ReadStats(
+            calls=sum(part.calls for part in parts),
+            bytes_asked=sum(part.bytes_asked for part in parts),
+            service_s=sum(part.service_s for part in parts),
+        )
 
     def _slice(self, reads: Reads, nowait_first: bool) -> ReadStats:
         context = self._context()
@@ -92,9 +77,9 @@ class ReadPool:
 
     def close(self) -> None:
         """Stop the threads."""
-        if self._pid == os.getpid() and self._executor:
-            self._executor.shutdown()
-        self._executor = None
+        self._threads.close()
+        if self._contexts is not SHARED:
+            self._contexts.close()
 
 
 def row_reads(files: TableFiles, ids: Ids, out: PackedRows, unplanned_rows: int) -> tuple[Reads, GatherPlan | None]:
@@ -153,7 +138,7 @@ class DirectReader(RowReader):
 
     def _note_refusal(self) -> None:
         if self._pool and self._pool.refused:
-            self.fallback_reason = f"{self._pool.refused}; workers call pread one read after the other"
+            self._reason = f"{self._pool.refused}; workers call pread one read after the other"
 
     def _close(self) -> None:
         if self._pool:

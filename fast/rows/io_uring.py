@@ -18,6 +18,7 @@ on `close` parks them for the rest of the process rather than free memory that m
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -270,7 +271,8 @@ class Ring:
         for name in ("_rings", "_entries_map"):
             mapping = vars(self).pop(name, None)
             if mapping is not None:
-                mapping.close()
+                with contextlib.suppress(BufferError):  # a traceback may hold a view: unmapped with that
+                    mapping.close()
         os.close(fd)
 
     def __del__(self) -> None:

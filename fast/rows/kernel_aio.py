@@ -9,6 +9,7 @@ Buffer lifetime: `read` returns or raises only after every accepted read has com
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from queue import Empty, SimpleQueue
@@ -149,10 +150,6 @@ class KernelAio:
             self._call("io_destroy", self._context)
         self._context = 0
 
-    def __del__(self) -> None:
-        if hasattr(self, "_context"):
-            self.close()
-
 
 class ContextPool:
     """AIO contexts for as many threads as ever read at once, shared by all readers of the process.
@@ -190,6 +187,12 @@ class ContextPool:
         """Let somebody else use it."""
         if context.pid == os.getpid():
             self._idle.put(context)
+
+    def close(self) -> None:
+        """Destroy the idle contexts; for pools that are not shared."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._idle.get_nowait().close()
 
 
 SHARED = ContextPool()

@@ -7,6 +7,7 @@ faster.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from time import perf_counter
@@ -54,7 +55,8 @@ class SegmentMapping:
         """Unmap and close."""
         if self.rows is not None:
             self.rows = None
-            self.map.close()
+            with contextlib.suppress(BufferError):  # an interrupted copy's traceback may hold it: unmapped with that
+                self.map.close()
             os.close(self.fd)
 
 

@@ -45,8 +45,7 @@ class DeviceProbe:
         self._table = table
         self._files = TableFiles(table, direct=True)
         self._size = max(read_bytes, self._files.align_bytes)
-        self._memory = mmap.mmap(-1, _SLOTS * self._size)
-        self._buffer = np.frombuffer(self._memory, np.uint8)
+        self._buffer = np.frombuffer(mmap.mmap(-1, _SLOTS * self._size), np.uint8)
 
     def run(self, reads: int, depth: int, seed: int) -> DeviceRate:
         """Read `reads` different blocks (as many as there are) chosen by the seed, at most `depth` at a time."""
@@ -69,7 +68,6 @@ class DeviceProbe:
         """Release files and memory."""
         self._files.close()
         self._buffer = np.empty(0, np.uint8)
-        self._memory.close()
 
 
 def _best_reader(depth: int) -> tuple[BatchReader, str]:

@@ -47,7 +47,7 @@ class RowReader(ABC):
         self.table = table
         self.settings = settings or RowSettings()
         self.mode = self.name
-        self.fallback_reason: str | None = None
+        self._reason: str | None = None
         self.last = GatherCounters()
         self._totals = GatherCounters(service_s=0.0)
         self._lock = threading.RLock()
@@ -68,6 +68,12 @@ class RowReader(ABC):
     def effective_mode(self) -> str:
         """The mode that really runs, after fallbacks."""
         return self._delegate.effective_mode if self._delegate else self.name
+
+    @property
+    def fallback_reason(self) -> str | None:
+        """Why something else runs in place of what was asked for, down the whole chain; None when nothing does."""
+        parts = [self._reason, self._delegate.fallback_reason if self._delegate else None]
+        return "; ".join(part for part in parts if part) or None
 
     @property
     def totals(self) -> GatherCounters:
@@ -176,8 +182,7 @@ class RowReader(ABC):
         if self.fallback is None:
             raise InputError(f"{self.table.segments[0].path}: mode {self.mode} cannot run: {reason}")
         self._delegate = self.fallback(self.table, self.settings)
-        inner = self._delegate.fallback_reason
-        self.fallback_reason = f"{reason}; {inner}" if inner else reason
+        self._reason = reason
         notice = f"row mode {self.mode} continues as {self.effective_mode}: {self.fallback_reason}"
         if notice not in _announced:
             _announced.add(notice)

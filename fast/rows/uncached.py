@@ -28,8 +28,7 @@ class WindowReader:
         window = -(-self._row_bytes // files.align_bytes) * files.align_bytes + files.align_bytes
         self._capacity = max(settings.staging_bytes, window)
         # Anonymous memory starts on a page, which satisfies every device's alignment; pages appear when they are used.
-        self._memory = mmap.mmap(-1, self._capacity)
-        self._staging = np.frombuffer(self._memory, np.uint8)
+        self._staging = np.frombuffer(mmap.mmap(-1, self._capacity), np.uint8)
 
     def read(
         self, ids: Ids, out: PackedRows, counters: GatherCounters, carry_out: Callable[[Reads], ReadStats]
@@ -89,7 +88,5 @@ class WindowReader:
         out.view(item)[plan.places[rows], 0] = anywhere[plan.offsets[rows] + shift]
 
     def close(self) -> None:
-        """Release the staging memory."""
-        if not self._memory.closed:
-            self._staging = np.empty(0, np.uint8)
-            self._memory.close()
+        """Let go of the staging memory; it goes when nobody reads into it any more."""
+        self._staging = np.empty(0, np.uint8)

@@ -3,10 +3,11 @@
     plegate synth table --gib 6 --out big.gguf
     python -m tests.rows.measure big.gguf [--rows 32768] [--repeats 3] [--json FILE]
 
-Cold, each repeat: a device probe (random 4 KiB O_DIRECT reads, depth 256, as many as the batch has pages), the modes one
-by one, a probe again; every second repeat in reverse order. Every mode gets rows of its own from the same generator, the table's
-range is evicted before and verified by mincore, and a mode's rate is divided by the mean of the two probes around its
-repeat. Warm, and the 16 rows of a decode step: see the functions. Medians are reported, the spread beside them.
+Cold, each repeat: a device probe (random 4 KiB O_DIRECT reads, depth 256, as many as the batch has pages), the modes
+one by one, a probe again; every second repeat in reverse order. Every mode gets rows of its own from the same
+generator, the table's range is evicted before and verified by mincore, and a mode's rate is divided by the mean of the
+two probes around its repeat. Warm, and the 16 rows of a decode step: see the functions. Medians are reported, the
+spread beside them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Cold:
     fallback: str | None = None
 
 
-def measure_cold(table: Table, modes: Sequence[str], rows: int, repeats: int, seed: int) -> tuple[dict[str, Cold], list[float]]:
+def measure_cold(
+    table: Table, modes: Sequence[str], rows: int, repeats: int, seed: int
+) -> tuple[dict[str, Cold], list[float]]:
     """Strict-cold gathers of random rows in every mode, between device probes. Returns (modes, probe rates)."""
     results = {mode: Cold() for mode in modes}
     probes: list[float] = []
@@ -93,7 +96,9 @@ def _probe(table: Table, pages: int, generator: np.random.Generator) -> float:
 def _require_cold(table: Table) -> None:
     eviction = residency.make_cold(table)
     if not eviction.cold:
-        raise SystemExit(f"the table stays {eviction.resident:.1%} resident after {eviction.method}: nothing cold to measure")
+        raise SystemExit(
+            f"the table stays {eviction.resident:.1%} resident after {eviction.method}: nothing cold to measure"
+        )
 
 
 def measure_warm(table: Table, modes: Sequence[str], rows: int, repeats: int, seed: int) -> dict[str, dict[str, float]]:
@@ -178,7 +183,9 @@ def measure(table: Table, rows: int, repeats: int, seed: int, tell: Callable[[st
         )
     warm = measure_warm(table, [m for m in on_demand if not m.endswith("-uncached")], rows, 3 * repeats, seed + 1)
     for mode, w in warm.items():
-        tell(f"warm {mode:16s} packed {w['packed'] / 1e6:6.2f} M rows/s  float32 on the device {w['f32'] / 1e6:6.2f} M rows/s")
+        tell(
+            f"warm {mode:16s} packed {w['packed'] / 1e6:6.2f} M rows/s  float32 on the device {w['f32'] / 1e6:6.2f} M rows/s"
+        )
     decode = measure_decode(table, on_demand[2:], 10 * repeats, seed + 2)
     for mode, d in decode.items():
         cold_part = f"cold {d['cold_s'] * 1e6:7.0f} us, in flight {d['in_flight'] or 0:4.1f}; " if "cold_s" in d else ""

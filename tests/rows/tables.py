@@ -36,8 +36,8 @@ def row_bytes_of(type: Type) -> int:
 def make_table(folder: Path, type: Type = Type.IQ4_NL, rows: tuple[int, ...] = (3000,), seed: int = 7) -> Table:
     """A table of random bytes in one file per entry of `rows`; offsets and ends are odd on purpose.
 
-    Segments start at odd multiples of 32, so that rows cross pages and blocks, and each file ends with its last row, inside a
-    block: the last aligned window is a partial one.
+    Segments start at odd multiples of 32, so that rows cross pages and blocks, and each file ends with its last row,
+    inside a block: the last aligned window is a partial one.
     """
     rng = np.random.default_rng(seed)
     size = row_bytes_of(type)

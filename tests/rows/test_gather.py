@@ -1,4 +1,6 @@
-"""Every mode gives the bytes that os.pread gives and the values that gguf gives, for every type and every kind of batch."""
+"""Every mode gives the bytes that os.pread gives and the values that gguf gives, for every type and every kind of
+batch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PAGE = 4096
 def open_any(table: Table, mode: str) -> RowReader:
     """A mode of the registry, or a row cache in front of one: `cache+MODE`."""
     if mode.startswith("cache+"):
-        return RowCache(open_rows(table, mode.removeprefix("cache+"), SETTINGS), budget_bytes=200 * (table.row_bytes + 8))
+        return RowCache(
+            open_rows(table, mode.removeprefix("cache+"), SETTINGS), budget_bytes=200 * (table.row_bytes + 8)
+        )
     return open_rows(table, mode, SETTINGS)
 
 
@@ -45,7 +49,9 @@ def batches(rows: int) -> st.SearchStrategy[list[int]]:
     """Batches with the first and the last row often, duplicates, runs of neighbours, none and many."""
     one = st.one_of(st.integers(0, rows - 1), st.sampled_from([0, 1, rows - 2, rows - 1, 1099, 1100, 1101]))
     run = st.builds(lambda start, size: [min(start + i, rows - 1) for i in range(size)], one, st.integers(1, 40))
-    return st.one_of(st.lists(one, max_size=60), st.lists(run, max_size=4).map(lambda runs: [i for r in runs for i in r]))
+    return st.one_of(
+        st.lists(one, max_size=60), st.lists(run, max_size=4).map(lambda runs: [i for r in runs for i in r])
+    )
 
 
 @pytest.mark.parametrize("segments", [1, 3])

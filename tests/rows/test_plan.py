@@ -1,0 +1,79 @@
+"""The gather plan: unique rows and where they go, aligned windows, pieces; against sets and loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fast.rows import Table
+from fast.rows.plan import GatherPlan, Spans, cut, sort_unique
+
+ids_of = st.lists(st.integers(0, 2999), max_size=80)
+
+
+@given(st.lists(st.integers(0, 2**61), max_size=50), st.sampled_from([2**62, 2**40]))
+def test_sort_unique_equals_numpy(ids: list[int], rows: int) -> None:
+    array = np.array([i % rows for i in ids], np.int64)
+    unique, inverse = sort_unique(array, rows)
+    assert unique.tolist() == sorted(set(array.tolist()))
+    back = unique if inverse is None else unique[inverse]
+    assert back.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("align", [1, 512, 4096])
+@pytest.mark.parametrize("joined", [False, True])
+def test_windows_hold_every_row_once(tables: Callable[..., Table], segments: int, align: int, joined: bool) -> None:
+    table = tables(segments=segments)
+
+    @given(ids_of)
+    def check(ids: list[int]) -> None:
+        plan = GatherPlan(table, np.array(ids, np.int64))
+        spans, owner = plan.windows(align, joined)
+        blocks: set[tuple[int, int]] = set()
+        for row, window in zip(plan.unique.tolist(), owner.tolist(), strict=True):
+            segment, offset = table.place(row)
+            assert table.segments[spans.segment[window]] is segment
+            assert spans.start[window] <= offset
+            assert offset + table.row_bytes <= spans.end[window]
+            touched = range(offset // align, -(-(offset + table.row_bytes) // align))
+            blocks |= {(int(spans.segment[window]), block) for block in touched}
+        # Exactly the blocks under the rows, none twice.
+        assert int(spans.lengths.sum()) == len(blocks) * align
+        assert not (spans.start % align).any()
+        if joined:
+            apart = (spans.start[1:] > spans.end[:-1]) | (spans.segment[1:] != spans.segment[:-1])
+            assert apart.all()
+
+    check()
+
+
+@given(ids_of)
+def test_places_and_repeats_restore_the_batch(ids: list[int]) -> None:
+    table = _fake_table()
+    array = np.array(ids, np.int64)
+    plan = GatherPlan(table, array)
+    out = np.zeros((array.size, 8), np.uint8)
+    out[plan.places] = plan.unique.view(np.uint8).reshape(-1, 8)
+    plan.fill_repeats(out)
+    assert out.reshape(-1).view(np.int64).tolist() == ids
+
+
+def _fake_table() -> Table:
+    table = object.__new__(Table)
+    object.__setattr__(table, "rows", 3000)
+    return table
+
+
+@given(st.lists(st.integers(1, 40), max_size=20), st.integers(1, 9))
+def test_cut_keeps_every_byte_in_order(lengths: list[int], limit: int) -> None:
+    start = np.cumsum([0, *lengths[:-1]]).astype(np.int64) * 3 if lengths else np.empty(0, np.int64)
+    spans = Spans(np.zeros(len(lengths), np.intp), start, start + np.array(lengths, np.int64))
+    pieces = cut(spans, limit)
+    whole = [b for s, e in zip(spans.start.tolist(), spans.end.tolist(), strict=True) for b in range(s, e)]
+    assert [b for s, e in zip(pieces.start.tolist(), pieces.end.tolist(), strict=True) for b in range(s, e)] == whole
+    assert (pieces.lengths <= limit).all()
