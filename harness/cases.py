@@ -1,6 +1,6 @@
 """What is run: prompts as token ids, how far they are continued, through which modes, and how they are judged.
 
-One `Case` drives the gate, the goldens, the tests, the benchmarks and the reports, so that what is timed is what is tested.
+One `Case` drives the gate, the goldens, the tests and the reports, so that what is reported is what was tested.
 """
 
 from __future__ import annotations

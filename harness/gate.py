@@ -1,148 +1,263 @@
 """The gate: every mode reads the same rows, byte for byte, and leads to the same tokens, id for id.
 
-For each mode, twice (the second run is the control: a mode that does not agree with itself cannot be judged):
-1. rows: all rows of all prompts through the mode, packed and dequantized as the fast path does it, against what plain
-   positional reads and the `gguf` package's dequantizer give;
-2. tokens: the greedy continuation of every prompt with the engine fed by that mode, against the first mode's.
+Each mode is judged level by level (rows, PLE layer, logits, tokens), always beside its control: the same mode a second
+time. What is right comes from outside the code under test: positional reads, plain integers, the `gguf` package's
+dequantizer, recorded goldens of the reference and of outside engines. `harness.checks` names every check.
 """
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from fast.rows import RowReader, RowSettings, Table, locate_table, open_rows
-from harness import compare
-from harness.cases import ModeSource, TokenPrompt
-from harness.engine import Engine, make_engine
+from harness.case_models import model_digest
+from harness.cases import LOGITS, PLE, TOKENS, Case, ModeSource
+from harness.checks import Finding
+from harness.evidence import CountingCalls, Evidence, look
+from harness.gate_rows import expect_rows, judge_rows, judge_unpacking
+from harness.gate_tokens import CaseRun, TokenJudge
+from harness.goldens.record import Golden
+from harness.goldens.store import how_to_make
+from harness.oracle import HashOracle, row_digests
 from harness.prompts import check_ids
-from reference.config import ModelConfig, config_from
+from harness.runner import Runner, make_runner
+from harness.story import first_place
+from harness.verdicts import GateResult, MarginLine, ModeVerdict
+from reference.config import config_from
 from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf
 from reference.tensors import take_inventory
 
 Tell = Callable[[str], None]
-EQUAL, DIFFERENT, UNSTEADY, NOT_RUN = "equal", "different", "unsteady", "not run"
-
-
-@dataclass
-class ModeVerdict:
-    """What the gate found of one mode. `effective` is the mode that really ran."""
-
-    name: str
-    effective: str = ""
-    fallback_reason: str | None = None
-    rows_compared: int = 0
-    tokens_compared: int = 0
-    row_difference: compare.RowDifference | None = None
-    token_difference: compare.TokenDifference | None = None
-    control: list[str] = field(default_factory=list)
-    not_run: str | None = None
-    counters: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def verdict(self) -> str:
-        """equal, different, unsteady (its control failed) or not run (it fell back, or could not be opened)."""
-        if self.control:
-            return UNSTEADY
-        if self.row_difference or self.token_difference:
-            return DIFFERENT
-        return NOT_RUN if self.not_run else EQUAL
-
-
-@dataclass
-class GateResult:
-    """All verdicts of a run, and what was run."""
-
-    model: str
-    engine: str
-    prompts: list[TokenPrompt]
-    generate: int
-    modes: list[ModeVerdict]
-
-    @property
-    def exit_code(self) -> int:
-        """0 all equal, 1 a difference or an unsteady mode, 3 a mode that was asked for did not run."""
-        verdicts = {mode.verdict for mode in self.modes}
-        if verdicts & {DIFFERENT, UNSTEADY}:
-            return 1
-        return 3 if NOT_RUN in verdicts else 0
+STORY_BYTES = (
+    2 << 30
+)  # weights up to this size are loaded a second time, by the reference, to find where a difference starts
 
 
 @dataclass(frozen=True)
-class _Expected:
-    """What every mode is compared with, for one prompt."""
+class GateOptions:
+    """How a run goes. goldens: by case; None where nothing was ever recorded for these prompts (a user's own).
 
-    prompt: TokenPrompt
-    ids: npt.NDArray[np.uint64]
-    packed: compare.Packed
-    f32: compare.Float32
+    without: checks taken out, for the proof that each is needed. program_cache: where compiled programs are kept.
+    """
+
+    engine: str = "fast"
+    quick: bool = False
+    goldens: Mapping[str, Golden | None] | None = None
+    settings: RowSettings = field(default_factory=RowSettings)
+    without: Collection[str] = frozenset()
+    program_cache: Path | None = None
+    repeat: str = "plegate gate"
 
 
 def run_gate(
-    path: Path,
-    prompts: Sequence[TokenPrompt],
-    modes: Sequence[ModeSource],
-    generate: int,
-    engine: str,
-    tell: Tell,
-    settings: RowSettings | None = None,
+    path: Path, cases: Sequence[Case], modes: Sequence[ModeSource], options: GateOptions, tell: Tell = lambda _: None
 ) -> GateResult:
-    """Judge every mode on a model. Reads the model, writes nothing.
+    """Judge every mode on a model. Reads the model, writes nothing beside the program cache.
 
     Raises: InputError for a model, table or prompt that cannot be used.
     """
+    started = time.perf_counter()
     with open_gguf(path) as model:
         config = config_from(model)
         take_inventory(model, config)
-        for prompt in prompts:
-            check_ids(prompt.ids, config.vocab, prompt.name)
-        table = locate_table(model)
-        tell("reading what the file holds, row by row")
-        expected = [_expect(table, config, prompt) for prompt in prompts]
-        result = GateResult(str(path), engine, list(prompts), generate, [])
-        run_tokens = _TokenRuns(model, config, engine, prompts, generate, tell) if generate else None
+        for case in cases:
+            for prompt in case.prompts:
+                check_ids(prompt.ids, config.vocab, prompt.name)
+        gate = _Gate(model, path, cases, options, tell)
+        gate.check_goldens()
         for source in modes:
-            result.modes.append(_judge(source, table, config, expected, run_tokens, settings, tell))
-        return result
+            gate.judge(source)
+        gate.tell_stories()
+        gate.result.wall_s = time.perf_counter() - started
+        gate.close()
+        return gate.result
 
 
-def _expect(table: Table, config: ModelConfig, prompt: TokenPrompt) -> _Expected:
-    constants = config.ple.hash
-    ids = constants.row_ids(prompt.ids, constants.fresh_history()).reshape(-1)
-    packed = compare.expected_packed(table, ids)
-    return _Expected(prompt, ids, packed, compare.expected_f32(packed, table))
+class _Gate:
+    """One run: what is right, once, then every mode against it."""
+
+    def __init__(self, model: GgufFile, path: Path, cases: Sequence[Case], options: GateOptions, tell: Tell) -> None:
+        self.model, self.path, self.options, self.tell = model, path, options, tell
+        self.table, self.oracle = locate_table(model), HashOracle(model)
+        goldens = options.goldens
+        self.runs = [
+            CaseRun(case, _count(case, options), goldens.get(case.id) if goldens is not None else None)
+            for case in cases
+        ]
+        self.result = GateResult(
+            model=str(path),
+            sha256=None,
+            engine=options.engine,
+            cases=list(cases),
+            goldens={run.case.id: run.golden is not None for run in self.runs} if goldens is not None else {},
+            modes=[],
+            repeat=options.repeat,
+        )
+        tell("reading what the file holds, row by row")
+        self.expected = [
+            expect_rows(self.table, self.oracle, run.case, prompt, _answer(run, number))
+            for run in self.runs
+            for number, prompt in enumerate(run.case.prompts)
+        ]
+        for expected in self.expected:
+            judge_unpacking(self.result.findings, expected, self.table, options.without)
+        self._runners: dict[tuple[str, int], Runner] = {}
+        self._sources: dict[str, tuple[ModeSource, Table]] = {}
+
+    def check_goldens(self) -> None:
+        """Goldens are there, are of this file, and the file's rows are the recorded ones."""
+        if self.options.goldens is None:
+            return
+        self.tell("checking the goldens")
+        self.result.sha256 = model_digest(self.path)
+        for run in self.runs:
+            story = self._golden_problem(run)
+            if story is not None:
+                self._note("golden file", run.case, "", story)
+            elif run.golden is not None:
+                self._check_digests(run, run.golden)
+
+    def _golden_problem(self, run: CaseRun) -> str | None:
+        if run.golden is None:
+            return f"case {run.case.id} has no golden: {how_to_make(run.case.id)}"
+        if run.golden.model["sha256"] != self.result.sha256:
+            return (
+                f"case {run.case.id}: the golden is of a file with SHA-256 {run.golden.model['sha256']}, found "
+                f"{self.result.sha256}: the model was changed, or the golden is stale; {how_to_make(run.case.id)}"
+            )
+        asked = [prompt.ids for prompt in run.case.prompts]
+        if asked != [prompt.ids for prompt in run.golden.prompts]:
+            return f"case {run.case.id}: the golden's prompts are not the case's: {how_to_make(run.case.id)}"
+        return None
+
+    def _check_digests(self, run: CaseRun, golden: Golden) -> None:
+        for prompt in golden.prompts:
+            rows = self.oracle.rows([*prompt.ids, *prompt.generated[:-1]])
+            found = row_digests(self.table, rows, golden.chunk)
+            if found == prompt.row_digests:
+                continue
+            chunk = next(
+                (i for i, pair in enumerate(zip(found, prompt.row_digests, strict=False)) if pair[0] != pair[1]), 0
+            )
+            story = (
+                f"case {run.case.id}, prompt {prompt.name}: the rows of tokens {chunk * golden.chunk} to "
+                f"{(chunk + 1) * golden.chunk - 1} have another SHA-256 than recorded: the table's bytes, the hash "
+                f"constants or the golden were changed"
+            )
+            self._note("row digests", run.case, prompt.name, story)
+            return
+
+    def _note(self, check: str, case: Case, prompt: str, story: str) -> None:
+        if check not in self.options.without:
+            self.result.findings.append(Finding(check, case.id, prompt, story, {}))
+
+    def judge(self, source: ModeSource) -> None:
+        """All levels of one mode."""
+        started = time.perf_counter()
+        verdict = ModeVerdict(source.name)
+        table = _table_of(source, self.table)
+        self._sources[source.name] = (source, table)
+        door = CountingCalls(self.options.settings.syscall)
+        before = look(table, door)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fallback is told in the verdict
+            with open_rows(table, source.mode, replace(self.options.settings, syscall=door)) as reader:
+                self.tell(f"{source.name}: rows")
+                opened = look(table, door)
+                largest = max(self.expected, key=lambda expected: len(expected.ids))
+                reader.gather(largest.ids)
+                after = look(table, door)
+                for expected in self.expected:
+                    judge_rows(verdict, reader, expected, table, self.options.without)
+                self._judge_tokens(verdict, source, reader)
+                verdict.effective, verdict.fallback_reason = reader.effective_mode, reader.fallback_reason
+                verdict.counters = reader.totals.as_dict()
+        if verdict.effective != source.mode:
+            verdict.not_run = f"ran as {verdict.effective}: {verdict.fallback_reason}"
+        elif before and opened and after:
+            rows = len(set(largest.ids.tolist()))
+            self._judge_evidence(verdict, Evidence.between(source.mode, rows, before, opened, after))
+        verdict.wall_s = time.perf_counter() - started
+        self.result.modes.append(verdict)
+
+    def _judge_evidence(self, verdict: ModeVerdict, evidence: Evidence) -> None:
+        verdict.evidence = evidence.as_dict()
+        problems = evidence.problems()
+        if problems and "mode evidence" not in self.options.without:
+            story = f"{verdict.name} does not read as {evidence.mode} does: {'; '.join(problems)}"
+            verdict.findings.append(Finding("mode evidence", "", "", story, {"evidence": verdict.evidence}))
+
+    def _judge_tokens(self, verdict: ModeVerdict, source: ModeSource, reader: RowReader) -> None:
+        for run in self.runs:
+            if not run.generate or not (run.case.runs_in(source.mode) or source.path is not None):
+                continue
+            runner = self._runner(self.options.engine, run.case, reader)
+            TokenJudge(runner, self.oracle, self.options.without, self.tell).judge(verdict, reader, run)
+            if run.expected is not None and run.case.id not in {line.case for line in self.result.margins}:
+                needed = run.golden.needed_margin if run.golden else None
+                self.result.margins += [
+                    MarginLine(run.case.id, prompt.name, answer.margins, needed)
+                    for prompt, answer in zip(run.case.prompts, run.expected, strict=True)
+                ]
+
+    def _runner(self, engine: str, case: Case, reader: RowReader) -> Runner:
+        """One engine for all cases of a chunk size: its room is that of the longest of them."""
+        key = (engine, case.chunk)
+        if key not in self._runners:
+            self.tell(f"loading weights for the {engine} engine")
+            room = max(run.case.tokens for run in self.runs if run.case.chunk == case.chunk)
+            cache = self.options.program_cache
+            self._runners[key] = make_runner(engine, self.model, reader, room, case.chunk, cache)
+        return self._runners[key]
+
+    def tell_stories(self) -> None:
+        """For every mode that differs above the rows: where its values first leave the bound."""
+        if self.path.stat().st_size > STORY_BYTES or self.options.engine == "reference":
+            return
+        for verdict in self.result.modes:
+            finding = next((f for f in verdict.ordered if f.level in (PLE, LOGITS, TOKENS)), None)
+            if finding is not None:
+                index = verdict.findings.index(finding)
+                verdict.findings[index] = self._with_place(finding, verdict.name)
+
+    def _with_place(self, finding: Finding, mode: str) -> Finding:
+        run = next(run for run in self.runs if run.case.id == finding.case)
+        number = next(n for n, prompt in enumerate(run.case.prompts) if prompt.name == finding.prompt)
+        ids = [*run.case.prompts[number].ids, *_answer(run, number)[:-1]]
+        source, table = self._sources[mode]
+        self.tell(f"{mode}: looking for the first tensor outside the bound")
+        with warnings.catch_warnings(), suppress(InputError):
+            warnings.simplefilter("ignore")
+            with (
+                open_rows(table, source.mode, self.options.settings) as reader,
+                open_rows(self.table, "resident") as plain,
+            ):
+                mine = self._runner(self.options.engine, run.case, reader)
+                mine.reader = reader
+                place = first_place(mine, self._runner("reference", run.case, plain), ids, run.case.bound)
+            if place is not None:
+                detail = {**finding.detail, "first_tensor": place.tensor, "first_position": place.position}
+                return replace(finding, story=f"{finding.story}; {place.story()}", detail=detail)
+        return replace(finding, story=f"{finding.story}; all named intermediates of the prompt are inside the bound")
+
+    def close(self) -> None:
+        """Release the engines."""
+        for runner in self._runners.values():
+            runner.close()
 
 
-def _judge(
-    source: ModeSource,
-    table: Table,
-    config: ModelConfig,
-    expected: Sequence[_Expected],
-    run_tokens: _TokenRuns | None,
-    settings: RowSettings | None,
-    tell: Tell,
-) -> ModeVerdict:
-    verdict = ModeVerdict(source.name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a fallback is told in the verdict
-        with open_rows(_table_of(source, table), source.mode, settings) as reader:
-            tell(f"{source.name}: rows")
-            for wanted in expected:
-                _compare_rows(verdict, reader, wanted, table, config.ple.heads)
-            if run_tokens is not None:
-                run_tokens.compare(verdict, reader)
-            verdict.effective, verdict.fallback_reason = reader.effective_mode, reader.fallback_reason
-            verdict.counters = reader.totals.as_dict()
-    if verdict.effective != source.mode:
-        verdict.not_run = f"ran as {verdict.effective}: {verdict.fallback_reason}"
-    return verdict
+def _count(case: Case, options: GateOptions) -> int:
+    return min(case.generate, case.quick) if options.quick and case.quick else case.generate
+
+
+def _answer(run: CaseRun, number: int) -> tuple[int, ...]:
+    return run.golden.prompts[number].generated[: run.generate] if run.golden is not None else ()
 
 
 def _table_of(source: ModeSource, own: Table) -> Table:
@@ -152,75 +267,8 @@ def _table_of(source: ModeSource, own: Table) -> Table:
         table = locate_table(other)
     if (table.type, table.rows, table.row_width) != (own.type, own.rows, own.row_width):
         raise InputError(
-            f"{source.path}: found a table of {table.rows} rows of {table.row_width} values in {table.type.name}, expected "
-            f"{own.rows} of {own.row_width} in {own.type.name}, as in the model: --mode MODE@FILE takes a copy of the table"
+            f"{source.path}: found a table of {table.rows} rows of {table.row_width} values in {table.type.name}, "
+            f"expected {own.rows} of {own.row_width} in {own.type.name}, as the model: --mode MODE@FILE takes a copy "
+            "of the table"
         )
     return table
-
-
-def _compare_rows(verdict: ModeVerdict, reader: RowReader, expected: _Expected, table: Table, heads: int) -> None:
-    """Gather a prompt's rows twice; compare the first with the file, and the second with the first."""
-    import jax
-
-    from fast.rows.dequantize import dequantize_jax
-
-    packed = reader.gather(expected.ids)
-    again = reader.gather(expected.ids)
-    values = np.asarray(jax.jit(dequantize_jax, static_argnums=1)(packed, table.type))
-    verdict.rows_compared += len(packed)
-    if packed.tobytes() != again.tobytes():
-        verdict.control.append(f"two gathers of the rows of prompt {expected.prompt.name} differ")
-    for level, found, right in (("packed", packed, expected.packed), ("f32", values, expected.f32)):
-        if verdict.row_difference is None:
-            verdict.row_difference = compare.first_row_difference(
-                level, found, right, expected.ids, table, expected.prompt.name, heads
-            )
-
-
-class _TokenRuns:
-    """Greedy runs of all prompts, mode after mode; the first mode's first run is what the others are compared with."""
-
-    def __init__(
-        self,
-        model: GgufFile,
-        config: ModelConfig,
-        engine: str,
-        prompts: Sequence[TokenPrompt],
-        generate: int,
-        tell: Tell,
-    ) -> None:
-        self.model, self.config, self.name, self.tell = model, config, engine, tell
-        self.prompts, self.generate = prompts, generate
-        self.engine: Engine | None = None
-        self.expected: list[list[tuple[int, float]]] | None = None
-
-    def run(self, reader: RowReader) -> list[list[tuple[int, float]]]:
-        """Token and margin of every step, for every prompt."""
-        room = max(len(prompt.ids) for prompt in self.prompts) + self.generate
-        if self.engine is None:
-            self.tell("loading weights")
-            self.engine = make_engine(self.name, self.model, reader, room)
-        self.engine.reader = reader
-        runs = []
-        for prompt in self.prompts:
-            sequence = self.engine.new_sequence()
-            sequence.feed(list(prompt.ids))
-            runs.append(list(sequence.generate(self.generate)))
-        return runs
-
-    def compare(self, verdict: ModeVerdict, reader: RowReader) -> None:
-        """Run twice; compare the first with the expected run, the second with the first."""
-        self.tell(f"{verdict.name}: tokens")
-        runs = self.run(reader)
-        if self.expected is None:
-            self.expected = runs
-        self.tell(f"{verdict.name}: tokens again, as control")
-        again = self.run(reader)
-        for prompt, steps, control, expected in zip(self.prompts, runs, again, self.expected, strict=True):
-            verdict.tokens_compared += len(steps)
-            found, margins = [token for token, _ in steps], [margin for _, margin in expected]
-            if found != [token for token, _ in control]:
-                verdict.control.append(f"two runs of prompt {prompt.name} give different tokens")
-            if verdict.token_difference is None:
-                right = [token for token, _ in expected]
-                verdict.token_difference = compare.first_token_difference(found, right, margins, prompt.name)

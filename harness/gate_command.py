@@ -37,41 +37,67 @@ def gate(
             help="Prompts as token ids: a JSON list (or list of lists), or ids with white space between.",
         ),
     ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--case", metavar="CASE", help="Only this registered case; give it several times. See `--list-cases`."
+        ),
+    ] = None,
     generate: Annotated[
-        int, typer.Option("--generate", min=0, metavar="N", help="Greedy tokens for each prompt; 0 compares rows only.")
-    ] = 32,
-    engine: Annotated[EngineName, typer.Option(help="Which implementation runs the model.")] = EngineName.reference,
+        int | None,
+        typer.Option(
+            "--generate", min=0, metavar="N", help="Greedy tokens for each prompt of yours (32); 0 compares rows only."
+        ),
+    ] = None,
+    engine: Annotated[EngineName, typer.Option(help="Which implementation runs the model.")] = EngineName.fast,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The short form: fewer cases, fewer tokens, every mode and every check.")
+    ] = False,
     list_modes: Annotated[
         bool, typer.Option("--list-modes", help="Name all modes and what they do, and stop.")
     ] = False,
+    list_cases: Annotated[bool, typer.Option("--list-cases", help="Name all cases and checks, and stop.")] = False,
     json_file: JsonFile = None,
+    html_file: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write one self-contained HTML page, whole or not at all."),
+    ] = None,
+    junit_file: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML for continuous integration.")
+    ] = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Judge every way of reading the table: same rows, byte for byte, and same tokens, id for id?
 
-    Without a MODEL it makes a small one on first use, `nano`, and keeps it. Without prompts it takes five built-in texts.
-    Each mode runs twice, and a mode that does not agree with itself is `unsteady`. Models are opened read-only.
+    Without a MODEL it makes a small one on first use, `nano`, keeps it, and compares with recorded goldens. A model and
+    prompts of your own are compared with the first mode. Each mode runs twice, and a mode that does not agree with
+    itself is `unsteady`. Models are opened read-only.
 
     Exit codes: 0 all modes equal, 1 a difference (the first one is named: prompt, token, head, row, byte, both values),
     2 bad input, 3 a mode that was asked for could not run here.
     """
-    from harness.atomic import write_json
     from harness.cases import parse_modes
     from harness.gate import run_gate
-    from harness.gate_report import gate_as_json, mode_list, print_gate
+    from harness.gate_choice import choose
+    from harness.gate_report import case_list, mode_list, print_gate, write_reports
     from harness.progress import stages
-    from harness.prompt_choice import choose_prompts
-    from harness.synth import ensure_model
 
-    if list_modes:
-        mode_list()
+    if list_modes or list_cases:
+        mode_list() if list_modes else case_list()
         return
     sources = parse_modes(mode or [])
     with stages() as tell:
-        path = model if model is not None else ensure_model("nano", cache_dir, tell)
-        prompts = choose_prompts(path, prompt or [], prompt_file or [], tokens or [])
-        result = run_gate(path, prompts, sources, generate, engine.value, tell)
+        path, cases, options = choose(
+            model,
+            case or [],
+            (prompt or [], prompt_file or [], tokens or []),
+            generate,
+            engine.value,
+            quick,
+            cache_dir,
+            tell,
+        )
+        result = run_gate(path, cases, sources, options, tell)
     print_gate(result)
-    if json_file is not None:
-        write_json(json_file, gate_as_json(result))
+    write_reports(result, json_file, html_file, junit_file)
     raise typer.Exit(result.exit_code)

@@ -1,9 +1,11 @@
-"""The gate's result as a table for people and as JSON for machines."""
+"""The gate's result as a table for people, and as JSON for machines (`harness/schema/gate.json` describes it)."""
 
 from __future__ import annotations
 
 import inspect
+import shlex
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,59 +13,100 @@ from rich.table import Table
 from rich.text import Text
 
 from fast.rows import MODES
-from harness.compare import as_json
+from harness.atomic import write_json, write_text
+from harness.case_registry import cases
+from harness.cases import LOGITS, PLE, ROWS, TOKENS
+from harness.checks import CHECKS, Finding
 from harness.environment import environment
-from harness.gate import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY, GateResult, ModeVerdict
+from harness.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY, GateResult, ModeVerdict
 
 SCHEMA = "plegate.gate/1"
-_STYLES = {EQUAL: "green", DIFFERENT: "bold red", UNSTEADY: "bold magenta", NOT_RUN: "yellow"}
+STYLES = {EQUAL: "green", DIFFERENT: "bold red", UNSTEADY: "bold magenta", NOT_RUN: "yellow"}
+LEVEL_COLUMNS = (ROWS, PLE, LOGITS, TOKENS)
 
 
 def print_gate(result: GateResult) -> None:
     """One line for each mode, the story of every difference, and the verdict."""
     console = Console(highlight=False)
-    table = Table(title=f"{result.model}\n{len(result.prompts)} prompts, engine {result.engine}", title_justify="left")
-    for name, align in (("mode", "left"), ("rows compared", "right"), ("rows", "left"), ("tokens compared", "right")):
-        table.add_column(name, justify=align)  # type: ignore[arg-type]
-    for name in ("tokens", "control", "verdict"):
-        table.add_column(name)
+    table = Table(title=f"{result.model}\n{described(result)}", title_justify="left")
+    table.add_column("mode")
+    for name in LEVEL_COLUMNS:
+        table.add_column(name, justify="right")
+    table.add_column("control")
+    table.add_column("verdict")
     for mode in result.modes:
         table.add_row(*_cells(mode))
     console.print(table)
+    for finding in result.findings:
+        console.print(Text(f"{finding.level}: {finding.story}"))
     for mode in result.modes:
         for line in stories(mode):
             console.print(Text(f"{mode.name}: {line}"))
+    if result.exit_code == 1:
+        console.print(Text(f"again: {repeat_command(result)}"))
     console.print(Text(summary(result)))
 
 
+def described(result: GateResult) -> str:
+    """Cases, prompts and what they are compared with, in a line."""
+    prompts = sum(len(case.prompts) for case in result.cases)
+    names = ", ".join(case.id for case in result.cases)
+    against = "compared with goldens" if result.goldens else "compared with the first mode"
+    return f"{names}: {prompts} prompts, engine {result.engine}, {against}"
+
+
+def cell(mode: ModeVerdict, level: str) -> str:
+    """What a level compared and found: a number, `different`, or `-` where it was not run."""
+    if mode.found_at(level):
+        return DIFFERENT
+    compared = {ROWS: mode.rows_compared, TOKENS: mode.tokens_compared}.get(level, mode.probes_compared)
+    return f"{compared:,}" if compared else "-"
+
+
 def _cells(mode: ModeVerdict) -> list[str | Text]:
-    same_tokens = "-" if not mode.tokens_compared else DIFFERENT if mode.token_difference else EQUAL
-    return [
-        mode.name,
-        f"{mode.rows_compared:,}",
-        DIFFERENT if mode.row_difference else EQUAL,
-        f"{mode.tokens_compared:,}",
-        same_tokens,
-        "failed" if mode.control else "steady",
-        Text(mode.verdict, style=_STYLES[mode.verdict]),
-    ]
+    levels: list[str | Text] = []
+    for level in LEVEL_COLUMNS:
+        text = cell(mode, level)
+        levels.append(Text(text, style=STYLES[DIFFERENT] if text == DIFFERENT else ""))
+    control = "failed" if mode.controls else "steady"
+    return [mode.name, *levels, control, Text(mode.verdict, style=STYLES[mode.verdict])]
 
 
 def stories(mode: ModeVerdict) -> list[str]:
-    """What is to be said of a mode beyond its line in the table."""
-    lines = [f"control: {line}" for line in mode.control]
-    lines += [difference.story() for difference in (mode.row_difference, mode.token_difference) if difference]
+    """What is to be said of a mode beyond its line in the table, the cause before its consequences."""
+    lines = [f"{finding.level}: {finding.story}" for finding in mode.ordered]
     return lines + ([mode.not_run] if mode.not_run else [])
 
 
 def summary(result: GateResult) -> str:
     """The verdict in one sentence."""
-    count = {name: sum(mode.verdict == name for mode in result.modes) for name in (EQUAL, DIFFERENT, UNSTEADY, NOT_RUN)}
+    count = {name: sum(mode.verdict == name for mode in result.modes) for name in STYLES}
+    if result.findings:
+        return (
+            f"verdict: different. {result.findings[0].level}: what is recorded, or the file, is not what was expected."
+        )
     if count[EQUAL] == len(result.modes):
         return f"verdict: equal. {count[EQUAL]} modes gave the same rows, byte for byte, and the same tokens."
     rest = ", ".join(f"{number} {name}" for name, number in count.items() if number and name != EQUAL)
     word = "different" if count[DIFFERENT] or count[UNSTEADY] else "incomplete"
     return f"verdict: {word}. {count[EQUAL]} of {len(result.modes)} modes equal, {rest}."
+
+
+def repeat_command(result: GateResult) -> str:
+    """The one command that shows the first difference again, with as little around it as possible."""
+    bad = next((mode for mode in result.modes if mode.findings), None)
+    finding = bad.ordered[0] if bad is not None else next(iter(result.findings), None)
+    if not result.goldens or finding is None or not finding.case or result.repeat.startswith("plegate golden"):
+        return result.repeat
+    words = ["plegate", "gate"]
+    if not any(case.id == finding.case and case.model == "nano" for case in result.cases):
+        words.append(result.model)
+    words += ["--case", finding.case]
+    if bad is not None:
+        at = result.repeat.find(bad.name.partition("@")[0] + "@")
+        given = result.repeat[at:].split()[0].strip("'") if at >= 0 and "@" in bad.name else bad.name
+        words += ["--mode", given]
+    return shlex.join(words)
 
 
 def gate_as_json(result: GateResult) -> dict[str, Any]:
@@ -73,26 +116,71 @@ def gate_as_json(result: GateResult) -> dict[str, Any]:
         "verdict": summary(result),
         "exit_code": result.exit_code,
         "model": result.model,
+        "sha256": result.sha256,
         "engine": result.engine,
-        "generate": result.generate,
-        "prompts": [asdict(prompt) for prompt in result.prompts],
-        "modes": [
+        "wall_s": round(result.wall_s, 3),
+        "again": repeat_command(result),
+        "cases": [
             {
-                "mode": mode.name,
-                "effective_mode": mode.effective,
-                "verdict": mode.verdict,
-                "rows_compared": mode.rows_compared,
-                "tokens_compared": mode.tokens_compared,
-                "row_difference": as_json(mode.row_difference),
-                "token_difference": as_json(mode.token_difference),
-                "control": mode.control,
-                "not_run": mode.not_run,
-                "counters": mode.counters,
+                "id": case.id,
+                "about": case.about,
+                "generate": case.generate,
+                "golden": result.goldens.get(case.id, False),
+                "metric": case.metric,
+                "bound": case.bound,
+                "reason": case.reason,
+                "prompts": [{"name": prompt.name, "ids": list(prompt.ids)} for prompt in case.prompts],
             }
-            for mode in result.modes
+            for case in result.cases
         ],
+        "findings": [_finding(finding) for finding in result.findings],
+        "modes": [_mode(mode) for mode in result.modes],
+        "margins": [asdict(line) for line in result.margins],
         "environment": environment(),
     }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {"level": finding.level, **asdict(finding)}
+
+
+def _mode(mode: ModeVerdict) -> dict[str, Any]:
+    return {
+        "mode": mode.name,
+        "effective_mode": mode.effective,
+        "verdict": mode.verdict,
+        "first_level": mode.first_level,
+        "rows_compared": mode.rows_compared,
+        "probes_compared": mode.probes_compared,
+        "tokens_compared": mode.tokens_compared,
+        "row_difference": _detail(mode, "packed rows"),
+        "token_difference": _detail(mode, "tokens"),
+        "control": [finding.story for finding in mode.controls],
+        "findings": [_finding(finding) for finding in mode.ordered],
+        "not_run": mode.not_run,
+        "fallback_reason": mode.fallback_reason,
+        "counters": mode.counters,
+        "evidence": mode.evidence,
+        "wall_s": round(mode.wall_s, 3),
+    }
+
+
+def _detail(mode: ModeVerdict, check: str) -> dict[str, Any] | None:
+    return next((dict(finding.detail) for finding in mode.findings if finding.check == check), None)
+
+
+def write_reports(result: GateResult, json_file: Path | None, html_file: Path | None, junit_file: Path | None) -> None:
+    """Each report that was asked for, whole or not at all. Raises: InputError for a place that cannot be written."""
+    if json_file is not None:
+        write_json(json_file, gate_as_json(result))
+    if junit_file is not None:
+        from harness.junit import gate_as_junit
+
+        write_text(junit_file, gate_as_junit(result))
+    if html_file is not None:
+        from harness.gate_html.page import gate_as_html
+
+        write_text(html_file, gate_as_html(result))
 
 
 def mode_list() -> None:
@@ -103,3 +191,21 @@ def mode_list() -> None:
     for name, reader in MODES.items():
         table.add_row(name, (inspect.getdoc(reader) or "").split("\n\n")[0])
     Console(highlight=False).print(table)
+
+
+def case_list() -> None:
+    """Print every registered case, and every check with its level."""
+    table = Table(box=None)
+    for name in ("case", "model", "prompts", "tokens", "about"):
+        table.add_column(name)
+    for case in cases().values():
+        tokens = sum(len(prompt.ids) + case.generate for prompt in case.prompts)
+        table.add_row(case.id, case.model, str(len(case.prompts)), f"{tokens:,}", case.about)
+    console = Console(highlight=False)
+    console.print(table)
+    checks = Table(box=None)
+    for name in ("check", "level", "what it compares"):
+        checks.add_column(name)
+    for check in CHECKS.values():
+        checks.add_row(check.name, check.level, check.about)
+    console.print(checks)

@@ -33,7 +33,7 @@ class Run:
 
 @dataclass(frozen=True)
 class RecordedChunk:
-    """What an engine computed for tokens `start`, `start + 1`, ... of a sequence. Shapes: logits [t, v]; named [t, ...]."""
+    """What an engine computed for tokens from `start` on. Shapes: logits [t, v]; named [t, ...]."""
 
     start: int
     logits: Float32
@@ -53,6 +53,13 @@ class Runner(Protocol):
 
     def record(self, ids: Sequence[int]) -> Iterator[RecordedChunk]:
         """Teacher-forced logits and named intermediates of one sequence, chunk after chunk."""
+        ...
+
+    def asked(self, lengths: Sequence[int], count: int) -> list[tuple[int, int, int]]:
+        """In which order `generate` reads rows: of prompt number so-and-so, tokens from start to stop.
+
+        Units: positions count prompt and answer. Prompts have these `lengths`.
+        """
         ...
 
     def close(self) -> None:
@@ -102,6 +109,9 @@ class ReferenceRunner:
             yield RecordedChunk(start, logits, named)
             start += count
 
+    def asked(self, lengths: Sequence[int], count: int) -> list[tuple[int, int, int]]:
+        return [(number, 0, length + count - 1) for number, length in enumerate(lengths)]
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -141,10 +151,8 @@ class FastRunner:
     def _together(self, prompts: Sequence[Sequence[int]], count: int) -> list[Run]:
         sequences = [self.engine.new_sequence() for _ in prompts]
         self.engine.feed_batch(list(zip(sequences, prompts, strict=True)), last_only=True)
-        if len(sequences) == 1:
-            chosen = [sequences[0].greedy(count)]
-        else:
-            chosen = self.engine.greedy_batch(sequences, count)
+        alone = len(sequences) == 1
+        chosen = [sequences[0].greedy(count)] if alone else self.engine.greedy_batch(sequences, count)
         return [
             Run(tuple(tokens), tuple(float(margin) for margin in sequence.margins))
             for tokens, sequence in zip(chosen, sequences, strict=True)
@@ -155,6 +163,16 @@ class FastRunner:
         for start in range(0, len(ids), self.chunk):
             logits, named = self.engine.feed_recorded(sequence, list(ids[start : start + self.chunk]))
             yield RecordedChunk(start, logits, named)
+
+    def asked(self, lengths: Sequence[int], count: int) -> list[tuple[int, int, int]]:
+        order = []
+        for first in range(0, len(lengths), BATCH):
+            group = list(enumerate(lengths))[first : first + BATCH]
+            for start in range(0, max(length for _, length in group), self.chunk):
+                order += [(n, start, min(start + self.chunk, length)) for n, length in group if length > start]
+            for step in range(count):  # every chosen token is fed, the last one too
+                order += [(n, length + step, length + step + 1) for n, length in group]
+        return order
 
     def close(self) -> None:
         """Stop the engine's reading thread."""

@@ -1,0 +1,105 @@
+"""What a run of the gate is about: registered cases with their goldens, or a user's model and prompts."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.case_models import model_digest, model_path
+from harness.case_registry import case_by_id, cases, cases_of
+from harness.cases import ROWS, TOKENS, Case, TokenPrompt
+from harness.gate import GateOptions
+from harness.goldens.record import Golden
+from harness.goldens.store import read_golden
+from harness.prompt_choice import choose_prompts
+from harness.synth import cache_folder
+from reference.errors import InputError
+
+Tell = Callable[[str], None]
+Given = tuple[Sequence[str], Sequence[Path], Sequence[Path]]
+"""Prompts as texts, text files, and files of ids."""
+DEFAULT_MODEL, DEFAULT_GENERATE, QUICK_GENERATE = "nano", 32, 8
+
+
+def choose(
+    model: Path | None,
+    named: Sequence[str],
+    given: Given,
+    generate: int | None,
+    engine: str,
+    quick: bool,
+    cache_dir: Path | None,
+    tell: Tell,
+) -> tuple[Path, list[Case], GateOptions]:
+    """The model's file, the cases to run on it, and how.
+
+    Registered cases where some are named, or where neither prompts nor a number of tokens are given and the model is
+    `nano` or a file that goldens were recorded on; else one case of the given prompts (the built-in ones when none is).
+    Raises: InputError for an unknown case, and for cases and prompts mixed.
+    """
+    own_prompts = any(given) or generate is not None
+    if named and own_prompts:
+        raise InputError(
+            "--case: found together with prompts or --generate, expected one or the other: a case has its own"
+        )
+    chosen = [case_by_id(name) for name in named]
+    if len({case.model for case in chosen}) > 1:
+        models = ", ".join(f"{case.id} on {case.model}" for case in chosen)
+        raise InputError(
+            f"--case: found cases of different models ({models}), expected one model: run the gate once for each"
+        )
+    path = model if model is not None else model_path(chosen[0].model if chosen else DEFAULT_MODEL, cache_dir, tell)
+    if not chosen and not own_prompts:
+        chosen = cases_of(DEFAULT_MODEL, quick) if model is None else _recorded_on(path, quick, tell)
+    programs = cache_folder(cache_dir) / "programs"
+    if chosen:
+        goldens: dict[str, Golden | None] = {case.id: read_golden(case.id) for case in chosen}
+        return path, chosen, GateOptions(engine, quick, goldens, program_cache=programs, repeat=_repeat())
+    count = generate if generate is not None else QUICK_GENERATE if quick else DEFAULT_GENERATE
+    case = own_case(path, choose_prompts(path, *given), count)
+    return path, [case], GateOptions(engine, quick, None, program_cache=programs, repeat=_repeat())
+
+
+def own_case(path: Path, prompts: Sequence[TokenPrompt], generate: int) -> Case:
+    """A user's prompts as a case: rows against the file, tokens against the first mode; nothing is recorded of them."""
+    return Case(
+        id="prompts",
+        about="prompts of this command",
+        model=path.name,
+        prompts=tuple(prompts),
+        generate=generate,
+        metric="equality of bytes and ids",
+        bound=2e-3,
+        reason="nothing is recorded for these prompts; the bound is used to find where a difference starts",
+        levels=(ROWS, TOKENS) if generate else (ROWS,),
+    )
+
+
+def _recorded_on(path: Path, quick: bool, tell: Tell) -> list[Case]:
+    """The cases whose goldens were recorded on this very file: found by its size, then by its SHA-256."""
+    if not path.is_file():
+        return []
+    size = path.stat().st_size
+    found: list[Case] = []
+    digest = ""
+    for case in cases().values():
+        golden = read_golden(case.id)
+        if (
+            golden is None
+            or golden.model["size_bytes"] != size
+            or (quick and case.model == DEFAULT_MODEL and not case.quick)
+        ):
+            continue
+        if not digest:
+            tell("is this a file that goldens were recorded on?")
+            digest = model_digest(path)
+        if golden.model["sha256"] == digest:
+            found.append(case)
+    return found
+
+
+def _repeat() -> str:
+    """This command again, as it was given."""
+    return shlex.join(["plegate", *sys.argv[1:]]) if sys.argv[1:2] == ["gate"] else "plegate gate"

@@ -1,0 +1,1 @@
+"""The gate's result as one HTML page that needs nothing else."""

@@ -1,0 +1,124 @@
+"""`plegate golden`: recorded answers are checked, recorded as candidates, promoted with a reason, compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.engine_names import EngineName
+from harness.options import CacheDir, JsonFile
+
+golden_app = typer.Typer(
+    no_args_is_help=True,
+    help="Recorded answers, with their provenance. A run never writes into goldens/: `record` writes a candidate "
+    "elsewhere, `promote` moves it, with a reason.",
+)
+Cases = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Cases by name. Left out: all of them.")]
+Candidates = Annotated[
+    Path, typer.Option("--candidates", metavar="DIR", help="Where candidates are written and looked for.")
+]
+_DEFAULT = Path("candidates")
+
+
+@golden_app.command()
+def check(
+    case: Cases = None,
+    engine: Annotated[EngineName, typer.Option(help="Which implementation answers.")] = EngineName.fast,
+    mode: Annotated[str, typer.Option(help="How table rows are read.")] = "auto",
+    json_file: JsonFile = None,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Answer every case again and compare with what is recorded: rows, intermediates, logits, tokens.
+
+    Where a token differs it says whether the margin there was large enough. A missing golden is a failure that says how
+    to make it. Exit codes: 0 all equal, 1 a difference, 2 bad input, 3 a case's model is not here.
+    """
+    from harness.golden_check import check_goldens, print_checks
+    from harness.progress import stages
+
+    with stages() as tell:
+        results = check_goldens(case or [], engine.value, mode, cache_dir, tell)
+    print_checks(results)
+    if json_file is not None:
+        from harness.atomic import write_json
+        from harness.gate_report import gate_as_json
+
+        write_json(
+            json_file,
+            {"schema": "plegate.golden-check/1", "runs": [gate_as_json(r.result) for r in results if r.result]},
+        )
+    raise typer.Exit(max((result.exit_code for result in results), key=lambda code: (code == 1, code)))
+
+
+@golden_app.command()
+def record(
+    case: Annotated[str, typer.Argument(metavar="CASE", help="The case to answer.")],
+    engine: Annotated[EngineName, typer.Option(help="Which implementation answers.")] = EngineName.reference,
+    confirm: Annotated[
+        bool, typer.Option(help="Run the other engine too, and measure how far their logits are apart.")
+    ] = True,
+    candidates: Candidates = _DEFAULT,
+    cache_dir: CacheDir = None,
+) -> None:
+    """Run a case and write what it answers as a candidate; goldens/ is not touched."""
+    from harness.atomic import write_text
+    from harness.case_models import model_path
+    from harness.case_registry import case_by_id
+    from harness.goldens.produce import produce
+    from harness.goldens.record import dumps
+    from harness.goldens.store import candidate_path, check_not_golden
+    from harness.progress import stages
+
+    chosen = case_by_id(case)
+    check_not_golden(candidates)
+    with stages() as tell:
+        path = model_path(chosen.model, cache_dir, tell)
+        golden = produce(chosen, path, engine.value, confirm, "candidate, not promoted", tell)
+    candidates.mkdir(parents=True, exist_ok=True)
+    target = candidate_path(case, candidates)
+    write_text(target, dumps(golden))
+    margin, prompt, step = golden.smallest_margin
+    print(
+        f"{target}: {len(golden.prompts)} prompts, answers of {golden.producer['engine']}, "
+        f"confirmed by: {', '.join(golden.confirmed_by) or 'nobody'}"
+    )
+    print(f"smallest margin {margin:g} (prompt {prompt}, step {step}), needed {golden.needed_margin:g}")
+    print(f'next: plegate golden diff {case}; plegate golden promote {case} --reason "..."')
+
+
+@golden_app.command()
+def promote(
+    case: Annotated[str, typer.Argument(metavar="CASE", help="The case whose candidate becomes the golden.")],
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why this answer is right, and why it changes.")
+    ] = "",
+    candidates: Candidates = _DEFAULT,
+) -> None:
+    """Make a candidate the golden. Refused without a reason, on a tree with uncommitted changes, for small margins."""
+    from harness.case_registry import case_by_id
+    from harness.goldens.promote import promote as move
+
+    case_by_id(case)
+    print(f"{move(case, reason, candidates)}: promoted; commit it")
+
+
+@golden_app.command()
+def diff(
+    case: Annotated[str, typer.Argument(metavar="CASE", help="The case to compare.")],
+    candidates: Candidates = _DEFAULT,
+) -> None:
+    """Say how a candidate differs from its golden. Exit codes: 0 same answers, 1 different ones."""
+    from harness.case_registry import case_by_id
+    from harness.goldens.diff import differences
+    from harness.goldens.store import candidate_path, how_to_make, read_golden
+    from reference.errors import InputError
+
+    case_by_id(case)
+    new, old = read_golden(case, candidates), read_golden(case)
+    if new is None:
+        raise InputError(f"{candidate_path(case, candidates)}: no such candidate; {how_to_make(case)}")
+    lines = differences(old, new) if old is not None else ["there is no golden yet"]
+    print("\n".join(lines) if lines else f"{case}: candidate and golden answer alike")
+    raise typer.Exit(1 if lines else 0)

@@ -1,0 +1,20 @@
+"""`python -m harness.mutation`: run the mutation session."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from harness.checks import CHECKS
+from harness.mutation.session import run_session
+
+parser = argparse.ArgumentParser(
+    prog="python -m harness.mutation", description="Plant faults; require each to be caught."
+)
+parser.add_argument("--only", action="append", default=[], metavar="FAULT", help="this fault only; may be repeated")
+parser.add_argument(
+    "--without", action="append", default=[], choices=list(CHECKS), help="take a check out: the session must then fail"
+)
+chosen = parser.parse_args()
+raise SystemExit(run_session(chosen.only, chosen.without, Console(highlight=False)))

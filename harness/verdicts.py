@@ -1,0 +1,97 @@
+"""What a run of the gate found: one verdict for each mode, with its control, and one for the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.cases import Case
+from harness.checks import CONTROL, GOLDEN, ORDER, Finding
+
+EQUAL, DIFFERENT, UNSTEADY, NOT_RUN = "equal", "different", "unsteady", "not run"
+
+
+@dataclass
+class ModeVerdict:
+    """What the gate found of one mode. effective: the mode that really ran; evidence: what the kernel saw of it."""
+
+    name: str
+    effective: str = ""
+    fallback_reason: str | None = None
+    rows_compared: int = 0
+    tokens_compared: int = 0
+    probes_compared: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    not_run: str | None = None
+    counters: dict[str, Any] = field(default_factory=dict)
+    evidence: dict[str, Any] | None = None
+    wall_s: float = 0.0
+
+    @property
+    def controls(self) -> list[Finding]:
+        """Findings of the A/A runs: the mode against itself."""
+        return [finding for finding in self.findings if finding.level == CONTROL]
+
+    @property
+    def verdict(self) -> str:
+        """equal, different, unsteady (its control failed, nothing else is judged) or not run (another mode ran)."""
+        if self.controls:
+            return UNSTEADY
+        if self.findings:
+            return DIFFERENT
+        return NOT_RUN if self.not_run else EQUAL
+
+    @property
+    def ordered(self) -> list[Finding]:
+        """Findings, controls first, then from the mode and its rows up to its tokens: the cause before what follows."""
+        order = [CONTROL, *ORDER]
+        return sorted(self.findings, key=lambda finding: order.index(finding.level))
+
+    @property
+    def first_level(self) -> str | None:
+        """The lowest level that shows a difference."""
+        found = {finding.level for finding in self.findings}
+        return next((level for level in ORDER if level in found), None)
+
+    def found_at(self, level: str) -> bool:
+        """Whether something differs at that level."""
+        return any(finding.level == level for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class MarginLine:
+    """The margins of one prompt's answer: what the plots and the report's tables show."""
+
+    case: str
+    prompt: str
+    margins: tuple[float, ...]
+    needed: float | None
+
+
+@dataclass
+class GateResult:
+    """All verdicts of a run, and what was run. `findings` are about goldens and the file, whatever the mode."""
+
+    model: str
+    sha256: str | None
+    engine: str
+    cases: list[Case]
+    goldens: dict[str, bool]
+    modes: list[ModeVerdict]
+    findings: list[Finding] = field(default_factory=list)
+    margins: list[MarginLine] = field(default_factory=list)
+    repeat: str = "plegate gate"
+    wall_s: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """0 all equal, 1 a difference or an unsteady mode, 3 a mode that was asked for did not run."""
+        verdicts = {mode.verdict for mode in self.modes}
+        if self.findings or verdicts & {DIFFERENT, UNSTEADY}:
+            return 1
+        return 3 if NOT_RUN in verdicts else 0
+
+    @property
+    def golden_findings(self) -> list[Finding]:
+        """Findings about the recorded answers themselves."""
+        return [finding for finding in self.findings if finding.level == GOLDEN]

@@ -1,0 +1,119 @@
+"""Goldens as files: read back as they were written, refused when they are not goldens, compared line by line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from harness.case_registry import cases
+from harness.goldens.diff import differences
+from harness.goldens.record import Golden, Probe, dumps, loads
+from harness.goldens.store import check_not_golden, golden_folder, read_golden
+from reference.errors import InputError
+from tests.goldens.examples import golden, with_answer
+
+
+def schema(name: str) -> dict[str, Any]:
+    return json.loads(resources.files("harness.schema").joinpath(f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("case", list(cases()))
+def test_registered_case_has_a_sound_golden(case: str) -> None:
+    """Every case has a golden of its own prompts, valid by the schema, with a reason and with margins that hold."""
+    recorded = read_golden(case)
+    assert recorded is not None
+    jsonschema.validate(json.loads(dumps(recorded)), schema("golden"))
+    assert [prompt.ids for prompt in recorded.prompts] == [prompt.ids for prompt in cases()[case].prompts]
+    assert all(len(prompt.generated) == cases()[case].generate for prompt in recorded.prompts)
+    assert recorded.smallest_margin[0] >= recorded.needed_margin
+    assert len(recorded.reason) > 10
+
+
+def test_goldens_are_of_registered_cases() -> None:
+    names = {Path(entry.name).stem for entry in golden_folder().iterdir() if entry.name.endswith(".json")}
+    assert names == set(cases())
+
+
+def test_golden_reads_back_as_written() -> None:
+    recorded = golden()
+    assert loads(dumps(recorded), "here") == recorded
+    for case in cases():
+        text = golden_folder().joinpath(f"{case}.json").read_text()
+        assert dumps(loads(text, case)) == text
+
+
+def _without(key: str) -> str:
+    content = json.loads(dumps(golden()))
+    del content[key]
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "not a golden"),
+        ("[1, 2]", "not a golden"),
+        (dumps(golden())[:300], "not a golden"),
+        (dumps(golden()).replace("plegate.golden/1", "plegate.golden/9"), "expected 'plegate.golden/1'"),
+        (_without("producer"), "not a golden"),
+        (_without("prompts"), "not a golden"),
+        (dumps(golden()).replace('"margins"', '"margin"'), "not a golden"),
+    ],
+)
+def test_golden_that_is_none_is_refused(text: str, part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        loads(text, "place.json")
+
+
+def test_golden_under_another_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tiny-quant.json").write_text(dumps(golden("tiny")))
+    with pytest.raises(InputError, match="is the golden of case 'tiny', expected 'tiny-quant'"):
+        read_golden("tiny-quant", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda g: with_answer(g, (7, 3, 9)), "answer differs from step 1 on: was 8 with a margin of 0.02, is 3"),
+        (lambda g: replace(g, model={**g.model, "sha256": "0" * 64}), "model: SHA-256 was"),
+        (lambda g: replace(g, chunk=32), "chunk: was 64, is 32"),
+        (lambda g: replace(g, prompts=(replace(g.prompts[0], ids=(5, 7)),)), "first difference at 1"),
+        (lambda g: replace(g, prompts=(replace(g.prompts[0], row_digests=("0" * 64,)),)), "from chunk 0 on"),
+        (
+            lambda g: replace(g, prompts=(replace(g.prompts[0], margins=(0.5, 0.03, 0.25)),)),
+            "margins: differ by up to 0.01",
+        ),
+        (lambda g: replace(g, prompts=(replace(g.prompts[0], probes=()),)), "intermediates: 1 and 0"),
+        (lambda g: replace(g, prompts=(replace(g.prompts[0], name="other"),)), "prompt only: removed"),
+    ],
+)
+def test_diff_names_what_changed(change: Any, line: str) -> None:
+    old: Golden = golden()
+    assert any(line in found for found in differences(old, change(old)))
+    assert differences(old, replace(old, reason="another", producer={"engine": "fast", "versions": {}})) == []
+
+
+def test_probe_sees_value_and_norm() -> None:
+    rng = np.random.default_rng(7)
+    vector = rng.normal(size=512)
+    right = Probe.of("x", 0, vector)
+    assert right.error(Probe.of("x", 0, vector * (1 + 1e-6))) <= 1e-5
+    assert right.error(Probe.of("x", 0, vector * 1.01)) >= 5e-3
+    wrong = vector.copy()
+    wrong[right.places[3]] += 0.1
+    assert right.error(Probe.of("x", 0, wrong)) >= 0.05
+    assert not right.error(Probe.of("x", 1, vector)) <= 1e9  # another place is no small error
+
+
+def test_run_never_writes_into_goldens(tmp_path: Path) -> None:
+    check_not_golden(tmp_path)
+    for folder in (Path(str(golden_folder())), Path(str(golden_folder())) / "deeper"):
+        with pytest.raises(InputError, match="a run never writes into goldens/"):
+            check_not_golden(folder)

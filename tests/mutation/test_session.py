@@ -1,0 +1,120 @@
+"""The mutation session judges itself rightly; its planted faults run in `nox -s mutation`, two of them here too."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from harness.checks import CHECKS
+from harness.mutation import session
+from harness.mutation.faults import FAULTS, Fault
+from harness.mutation.planting import CannotPlant, replace_function, rewrite
+from harness.mutation.trial import Caught, TrialResult
+
+FAULT = FAULTS[0]
+STORY = "first difference in packed rows: token 6, head 2, byte 11 of the row"
+RIGHT = Caught("packed rows", "rows", STORY, 1.0)
+NOTHING = Caught(None, None, "", 1.0)
+NEEDED = (
+    "flipped bit",
+    "stale row cache entry",
+    "off-by-one row",
+    "lost EOS reset",
+    "history lost at a chunk boundary",
+    "float32-rounded multiplier",
+    "reversed multiplier order",
+    "tail block dropped",
+    "tie rule changed",
+    "silent fallback",
+)
+
+
+def test_session_has_the_ten_faults_and_proves_every_check() -> None:
+    assert set(NEEDED) <= {fault.name for fault in FAULTS}
+    assert session.unproven(FAULTS) == []
+    assert session.unproven(FAULTS[1:2]) == [name for name in CHECKS if name != "row cache"]
+
+
+@pytest.mark.parametrize(
+    ("whole", "without", "problem"),
+    [
+        (RIGHT, NOTHING, None),
+        (RIGHT, replace(RIGHT, check="row cache"), None),
+        (NOTHING, NOTHING, "slipped through, expected 'packed rows'"),
+        (
+            replace(RIGHT, check="tokens", level="tokens"),
+            NOTHING,
+            "caught by 'tokens' (tokens), expected 'packed rows' (rows)",
+        ),
+        (
+            replace(RIGHT, story="something differs"),
+            NOTHING,
+            "its story lacks ['token 6, head 2', 'byte 11 of the row']",
+        ),
+        (RIGHT, RIGHT, "still caught by 'packed rows' although that check was taken out"),
+    ],
+)
+def test_judge_names_what_is_wrong_with_a_proof(whole: Caught, without: Caught, problem: str | None) -> None:
+    found = session.judge(FAULT, TrialResult(whole, without))
+    assert (found is None) == (problem is None)
+    assert problem is None or problem in (found or "")
+
+
+def test_judge_wants_silence_where_nothing_is_planted() -> None:
+    assert session.judge(None, TrialResult(NOTHING, NOTHING)) is None
+    assert "found without any fault: packed rows" in (session.judge(None, TrialResult(RIGHT, RIGHT)) or "")
+
+
+def _session(only: list[str], without: list[str]) -> tuple[int, str]:
+    text = io.StringIO()
+    code = session.run_session(only, without, Console(file=text, width=200))
+    return code, text.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled programs of these tests stay out of the user's cache."""
+    monkeypatch.setenv("PLEGATE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "plegate-cache"))
+
+
+def test_session_fails_without_the_check_that_catches() -> None:
+    code, output = _session(["golden of another file"], [])
+    assert code == 0, output
+    assert "slips through" in output
+    code, output = _session(["golden of another file"], ["golden file"])
+    assert code == 1
+    assert "slipped through, expected 'golden file' to catch it" in output
+
+
+class _Victim:
+    def double(self, value: int) -> int:
+        return value * 2
+
+
+def test_planting_changes_exactly_what_it_says() -> None:
+    rewrite(_Victim, "double", "value * 2", "value * 2 + 1")
+    assert _Victim().double(4) == 9
+    replace_function(_Victim, "double", lambda _: lambda self, value: 0)
+    assert _Victim().double(4) == 0
+
+
+@pytest.mark.parametrize("text", ["value * 3", "value"])
+def test_planting_fails_where_the_code_is_another(text: str) -> None:
+    class Other:
+        def double(self, value: int) -> int:
+            return value * 2
+
+    with pytest.raises(CannotPlant, match="adapt the fault to the code"):
+        rewrite(Other, "double", text, "0")
+    with pytest.raises(CannotPlant, match="has no triple"):
+        replace_function(Other, "triple", lambda original: original)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_fault_names_a_check_and_words(fault: Fault) -> None:
+    assert fault.check in CHECKS
+    assert fault.named
+    assert len(fault.about) > 10

@@ -1,0 +1,233 @@
+"""The gate through the command line: equal files pass, one flipped bit is caught and named, exit codes hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fast.rows import MODES, RowSettings, syscalls
+from harness import gate
+from harness.cli import app
+from harness.evidence import _EXPECTED
+from reference.config import config_from
+from reference.gguf_file import open_gguf
+from reference.tensors import TABLE
+from tests.conftest import FIXTURES
+
+TINY_QUANT = FIXTURES / "tiny-quant.gguf"
+PROMPT = [226, 320, 456, 394, 351, 334, 279, 1, 1, 277]
+
+
+@pytest.fixture
+def prompt_file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompt.json"
+    path.write_text(json.dumps(PROMPT))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made models and compiled programs of these tests stay out of the user's cache."""
+    monkeypatch.setenv("PLEGATE_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "plegate-cache"))
+
+
+def run(*arguments: str | Path) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["gate", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def rows_of_prompt() -> np.ndarray:
+    constants = config_from(open_gguf(TINY_QUANT)).ple.hash
+    return constants.row_ids(PROMPT, constants.fresh_history())
+
+
+def flip_bit(path: Path, row: int, byte: int) -> int:
+    """Flip the lowest bit of one byte of a row; returns the value it had."""
+    info = open_gguf(path).tensors[TABLE]
+    content = bytearray(path.read_bytes())
+    place = info.offset_bytes + row * info.row_bytes + byte
+    old, content[place] = content[place], content[place] ^ 1
+    path.write_bytes(content)
+    return old
+
+
+def test_gate_passes_equal_modes(prompt_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    code, output = run(TINY_QUANT, "--tokens", prompt_file, "--generate", 4, "--engine", "reference", "--json", out)
+    result = json.loads(out.read_text())
+    assert code == 0, output
+    assert "verdict: equal" in output
+    assert result["exit_code"] == 0
+    assert all(mode["verdict"] == "equal" for mode in result["modes"])
+    assert all(mode["rows_compared"] == 4 * len(PROMPT) for mode in result["modes"])
+    assert all(mode["tokens_compared"] == 4 for mode in result["modes"])
+
+
+@pytest.mark.parametrize("mode", ["mmap", "direct", "auto"])
+def test_gate_names_one_flipped_bit(prompt_file: Path, tmp_path: Path, mode: str) -> None:
+    copy, out = tmp_path / "copy.gguf", tmp_path / "result.json"
+    shutil.copyfile(TINY_QUANT, copy)
+    token, head, byte = 6, 2, 11
+    row = int(rows_of_prompt()[token, head])
+    old = flip_bit(copy, row, byte)
+    arguments = [
+        "--tokens",
+        prompt_file,
+        "--mode",
+        "resident",
+        "--mode",
+        f"{mode}@{copy}",
+        "--json",
+        out,
+        "--generate",
+        0,
+    ]
+    code, output = run(TINY_QUANT, *arguments)
+    good, bad = json.loads(out.read_text())["modes"]
+    assert code == 1
+    assert (good["verdict"], bad["verdict"]) == ("equal", "different")
+    difference = bad["row_difference"]
+    assert (difference["level"], difference["token"], difference["head"]) == ("packed", token, head)
+    assert (difference["row"], difference["byte"]) == (row, byte)
+    assert (difference["expected"], difference["found"]) == (old, old ^ 1)
+    flat = " ".join(output.split())
+    assert f"token {token}, head {head}, row {row}" in flat
+    assert f"found 0x{old ^ 1:02x}, expected 0x{old:02x}" in flat
+
+
+def test_gate_sees_different_tokens(prompt_file: Path, tmp_path: Path) -> None:
+    """A table whose used rows are another token's leads to other tokens, and the gate says from which step on."""
+    copy, out = tmp_path / "copy.gguf", tmp_path / "result.json"
+    shutil.copyfile(TINY_QUANT, copy)
+    with open_gguf(TINY_QUANT) as model:
+        info, table = model.tensors[TABLE], model.packed(TABLE)
+        content = bytearray(copy.read_bytes())
+        for row in rows_of_prompt().reshape(-1).tolist():
+            place = info.offset_bytes + row * info.row_bytes
+            content[place : place + info.row_bytes] = table[(row + 7) % info.shape[0]].tobytes()
+        copy.write_bytes(content)
+    arguments = [
+        "--tokens",
+        prompt_file,
+        "--mode",
+        "resident",
+        "--mode",
+        f"mmap@{copy}",
+        "--generate",
+        8,
+        "--json",
+        out,
+    ]
+    code, output = run(TINY_QUANT, *arguments)
+    difference = json.loads(out.read_text())["modes"][1]["token_difference"]
+    assert code == 1
+    assert difference is not None
+    assert difference["found"] != difference["expected"]
+    assert "first difference in tokens" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--mode", "telepathy"], "expected one of resident, mmap"),
+        (["--mode", "mmap", "--mode", "mmap"], "named twice"),
+        (["--mode", f"mmap@{FIXTURES / 'tiny.gguf'}"], "expected 80128 of 32 in IQ4_NL"),
+    ],
+)
+def test_gate_refuses_bad_modes(
+    prompt_file: Path, arguments: list[str], part: str, capfd: pytest.CaptureFixture
+) -> None:
+    result = CliRunner().invoke(app, ["gate", str(TINY_QUANT), "--tokens", str(prompt_file), *arguments])
+    assert (result.exit_code, part in capfd.readouterr().err + result.stderr) == (2, True)
+
+
+def test_gate_reports_a_mode_that_fell_back(prompt_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel without io_uring: the mode's rows are right, but it is not the mode that was asked for: exit 3."""
+
+    def no_io_uring(name: str, *arguments: int) -> int:
+        if name == "io_uring_setup":
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        return syscalls.call(name, *arguments)
+
+    settings = dataclasses.replace(RowSettings(), syscall=no_io_uring)
+    real = gate.open_rows
+    monkeypatch.setattr(gate, "open_rows", lambda table, mode, _: real(table, mode, settings))
+    code, output = run(TINY_QUANT, "--tokens", prompt_file, "--mode", "resident", "--mode", "uring", "--generate", 0)
+    assert code == 3, output
+    assert "verdict: incomplete. 1 of 2 modes equal, 1 not run" in output
+    assert "ran as direct" in output
+
+
+def test_gate_compares_fixture_with_its_golden(tmp_path: Path) -> None:
+    """A file that a golden was recorded on is known by its bytes, and judged at every level."""
+    out = tmp_path / "result.json"
+    code, output = run(TINY_QUANT, "--mode", "resident", "--mode", "auto", "--json", out)
+    assert code == 0, output
+    result = json.loads(out.read_text())
+    assert [case["id"] for case in result["cases"]] == ["tiny-quant"]
+    assert result["cases"][0]["golden"]
+    for mode in result["modes"]:
+        assert (mode["verdict"], mode["first_level"]) == ("equal", None)
+        assert mode["tokens_compared"] == 3 * 32
+        assert mode["probes_compared"] >= 30
+    assert {line["needed"] for line in result["margins"]} == {1e-3}
+
+
+def test_gate_fails_on_missing_golden(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness import gate_choice
+
+    monkeypatch.setattr(gate_choice, "read_golden", lambda _: None)
+    code, output = run(TINY_QUANT, "--case", "tiny-quant", "--mode", "resident", "--engine", "reference")
+    flat = " ".join(output.split())
+    assert code == 1
+    assert "case tiny-quant has no golden: make it with `plegate golden record tiny-quant`" in flat
+    assert "verdict: different" in flat
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--case", "nowhere"], "expected one of nano-texts"),
+        (["--case", "tiny", "--case", "tiny-quant"], "found cases of different models"),
+        (["--case", "tiny", "--generate", "3"], "expected one or the other"),
+    ],
+)
+def test_gate_refuses_bad_cases(arguments: list[str], part: str, capfd: pytest.CaptureFixture) -> None:
+    result = CliRunner().invoke(app, ["gate", str(TINY_QUANT), *arguments])
+    assert (result.exit_code, part in capfd.readouterr().err + result.stderr) == (2, True)
+
+
+def test_gate_sees_a_fallback_that_nobody_tells(prompt_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right bytes by preads under the name of the ring: what the kernel saw is not what `uring` does."""
+    from fast.rows.uring import UringReader
+
+    def by_preads(self: UringReader, ids: np.ndarray, out: np.ndarray, _: object) -> None:
+        segment = self.table.segments[0]
+        with segment.path.open("rb", buffering=0) as file:
+            for place, row in enumerate(ids.tolist()):
+                file.seek(segment.offset_bytes + row * self.table.row_bytes)
+                out[place] = np.frombuffer(file.read(self.table.row_bytes), np.uint8)
+
+    monkeypatch.setattr(UringReader, "_read", by_preads)
+    code, output = run(TINY_QUANT, "--tokens", prompt_file, "--mode", "uring", "--generate", 0)
+    flat = " ".join(output.split())
+    assert code == 1, output
+    assert "uring does not read as uring does: rows came by reads, expected ring" in flat
+
+
+def test_every_mode_leaves_its_own_evidence(prompt_file: Path, tmp_path: Path) -> None:
+    """What the kernel saw is looked at for every mode that reads one way; `auto` may choose."""
+    out = tmp_path / "result.json"
+    code, output = run(TINY_QUANT, "--tokens", prompt_file, "--generate", 0, "--json", out)
+    assert code == 0, output
+    modes = json.loads(out.read_text())["modes"]
+    assert {mode["mode"] for mode in modes} == {*_EXPECTED, "auto"} == set(MODES)
+    assert all(mode["evidence"] is not None for mode in modes)
