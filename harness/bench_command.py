@@ -184,12 +184,10 @@ def _checked_plan(results: Results, model: Path) -> RunPlan:
     from reference.errors import InputError
 
     facts = model_facts(model, [work.kind != "gather" for work in results.plan.matrix.workloads])
+    here = machine_facts(model)
     for name, found, expected in (
         *((name, facts[name], results.plan.model[name]) for name in facts),
-        *(
-            (name, machine_facts(model)[name], results.plan.machine[name])
-            for name in ("cpu", "cores", "kernel", "commit")
-        ),
+        *((name, here[name], results.plan.machine[name]) for name in ("cpu", "cores", "kernel", "code")),
     ):
         if found != expected:
             raise InputError(

@@ -165,6 +165,11 @@ def _surroundings(results: Results) -> Iterator[Caveat]:
             "busy-machine",
             f"other processes kept {median(long):.1f} cores busy in the median cell, expected an idle machine",
         )
+    codes: dict[Any, set[str]] = {}
+    for cell in results.valid.values():
+        codes.setdefault(cell["arm"]["commit"], set()).add(cell.get("code", ""))
+    if any(len(found) > 1 for found in codes.values()):
+        yield Caveat("mixed-code", "the code was changed while the run went on: its cells are not all of the same code")
     if results.plan.machine.get("dirty"):
         yield Caveat("uncommitted", "the code had changes that are in no commit")
 

@@ -21,6 +21,7 @@ from fast.rows.counters import GatherCounters, count_pages
 from harness.atomic import write_json
 from harness.bench import protocol, usage
 from harness.bench.cells import COLD, Cell, arm_from, cell_from
+from harness.bench.commits import code_digest
 from harness.bench.memory_limit import join
 from harness.bench.stream import row_ids
 from harness.bench.workbench import Run, Workbench
@@ -185,6 +186,7 @@ def main() -> int:
             warnings.simplefilter("ignore")  # fallbacks are in the result, which is where they are looked for
             result = run_cell(spec)
         head = {"schema": SCHEMA, "cell": spec["cell"], "arm": spec["arm"], "spec": spec, "limit": limit}
+        head["code"] = code_digest()
         write_json(sys.argv[1], head | result)
     except InputError as error:
         print(error, file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import tarfile
@@ -14,6 +15,15 @@ from harness.errors import CannotRun
 from reference.errors import InputError
 
 ROOT = Path(__file__).parents[2]
+
+
+def code_digest(root: Path = ROOT) -> str:
+    """What is run, by content: the engine, what it takes from the reference, and the benchmarks."""
+    digest = hashlib.sha256()
+    for folder in ("fast", "reference", "harness/bench"):
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def resolve(arm: Arm, root: Path = ROOT) -> Arm:

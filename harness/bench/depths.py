@@ -22,7 +22,7 @@ _FORMAT = 1
 
 
 def make_engine(file: GgufFile, reader: Any, context: int, arm: Arm, cache_dir: Path) -> FastEngine:
-    """The fast engine with the arm's settings, warmed up: nothing is compiled afterwards.
+    """The fast engine with the arm's settings.
 
     Few buckets, so that few programs are loaded: one token, the tokens before a decode, and whole chunks.
     """
@@ -34,9 +34,7 @@ def make_engine(file: GgufFile, reader: Any, context: int, arm: Arm, cache_dir: 
     programs.mkdir(parents=True, exist_ok=True)
     wanted = arm.engine_settings()
     settings = EngineSettings(context=context, buckets=(LEAD_IN,), cache_dir=programs, **wanted)
-    engine = FastEngine(file, reader, settings)
-    engine.warm_up(all_logits=False)
-    return engine
+    return FastEngine(file, reader, settings)
 
 
 def depth_state(engine: FastEngine, file: GgufFile, context: Sequence[int], cache_dir: Path) -> Saved | None:
@@ -73,14 +71,7 @@ def _write(path: Path, saved: Saved) -> None:
     leaves = jax.tree_util.tree_leaves((saved.recurrent, saved.caches))
     arrays: dict[str, Any] = {f"leaf{number}": np.asarray(leaf) for number, leaf in enumerate(leaves)}
     with writing(path) as file:
-        np.savez(
-            file,
-            tokens=np.asarray(saved.tokens, np.int64),
-            next_token=np.int64(-1 if saved.next_token is None else saved.next_token),
-            next_margin=np.float64(saved.next_margin),
-            logits=np.zeros(0, np.float32) if saved.logits is None else saved.logits,
-            **arrays,
-        )
+        np.savez(file, tokens=np.asarray(saved.tokens, np.int64), **arrays)
 
 
 def _read(path: Path, engine: FastEngine, context: Sequence[int]) -> Saved | None:
@@ -101,13 +92,4 @@ def _read(path: Path, engine: FastEngine, context: Sequence[int]) -> Saved | Non
     tree: Any = jax.tree_util.tree_structure((fresh.recurrent, fresh.caches))
     leaves = [values[f"leaf{number}"] for number in range(tree.num_leaves)]
     recurrent, caches = jax.tree_util.tree_unflatten(tree, leaves)
-    token = int(values["next_token"])
-    return Saved(
-        engine.identity,
-        tuple(context),
-        recurrent,
-        caches,
-        None if token < 0 else token,
-        float(values["next_margin"]),
-        values["logits"] if values["logits"].size else None,
-    )
+    return Saved(engine.identity, tuple(context), recurrent, caches, None)  # every workload feeds something first

@@ -6,12 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from harness.bench.commits import code_digest
 from harness.environment import environment
 
 
 def machine_facts(model: Path) -> dict[str, Any]:
-    """Processor, memory, kernel, versions, and the storage that the model's file lies on."""
-    return {**environment(), **storage_facts(model)}
+    """Processor, memory, kernel, versions, code, and the storage that the model's file lies on."""
+    return {**environment(), **storage_facts(model), "code": code_digest()}
 
 
 def storage_facts(path: Path) -> dict[str, Any]:

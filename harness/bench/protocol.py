@@ -76,12 +76,12 @@ def make_cold(
             reader.close()
             eviction = kernel.make_cold(table, drop_caches)
             reader, proof.reopened = reopen(), True
-        proof.before = max(eviction.resident, kernel.resident_fraction(table))
+        proof.before = kernel.resident_fraction(table)
     except OSError as error:
         proof.reasons.append(f"not-verified: whether the table is cold cannot be verified here: {error.strerror}")
         return proof, reader
     proof.method, proof.attempts = eviction.method, eviction.attempts
-    if not proof.before <= residency.COLD_FRACTION:
+    if not (eviction.cold and proof.before <= residency.COLD_FRACTION):
         proof.reasons.append(
             f"eviction-failed: {proof.before:.1%} of the table's pages were still in memory after "
             f"{eviction.attempts} attempts "
@@ -150,18 +150,20 @@ def check_afterwards(
         proof.reasons.append(f"not-verified: residency cannot be verified after the measurement: {error.strerror}")
         return
     if proof.state == COLD:
-        _check_cold(proof, pages, disk_bytes, mode)
+        row_bytes = unique.size * table.row_bytes
+        _check_cold(proof, row_bytes if mode in PAST_THE_CACHE else pages * PAGE_BYTES, disk_bytes, mode)
     elif proof.rows_after is not None and not proof.rows_after >= WARM_SHARE:
         proof.reasons.append(f"not-warm: {1 - proof.rows_after:.1%} of the rows left memory during the measurement")
 
 
-def _check_cold(proof: Proof, pages: int, disk_bytes: int | None, mode: str) -> None:
+def _check_cold(proof: Proof, least_bytes: int, disk_bytes: int | None, mode: str) -> None:
     if mode in OWN_MEMORY:
         return
     if disk_bytes is None:
         proof.reasons.append("not-verified: this machine has no /proc/self/io: what the device really read is unknown")
-    elif not disk_bytes >= READ_SHARE * pages * PAGE_BYTES:
+    elif not disk_bytes >= READ_SHARE * least_bytes:
         proof.reasons.append(
-            f"warm-leak: the rows lie on {pages} pages that were said to be out of memory, but the device read "
-            f"{disk_bytes} bytes, expected at least {READ_SHARE:.0%} of {pages * PAGE_BYTES}: they came from memory"
+            f"warm-leak: the rows were said to be out of memory and take {least_bytes} bytes to read, but the device "
+            "read "
+            f"{disk_bytes}, expected at least {READ_SHARE:.0%}: they came from memory"
         )

@@ -17,6 +17,7 @@ from harness.bench.cells import Arm, Workload
 from harness.bench.plan import LEAD_IN
 from harness.bench.stream import Tokens, row_ids
 from reference.config import ModelConfig
+from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf
 
 
@@ -99,6 +100,8 @@ class ModelBench:
 
     def warm_up(self, tokens: Sequence[int]) -> None:
         """Feed other tokens at the depth, and generate a few behind them."""
+        if self._workload.kind == "decode":
+            self.engine.warm_up(with_logits=False)  # both ways of decoding, and how much of a gather each can hide
         self.place()
         self._sequence.feed(list(tokens), last_only=True)
         if self._workload.kind == "decode":
@@ -203,6 +206,8 @@ def model_facts(model: Path, needs_model: Sequence[bool]) -> dict[str, Any]:
         if any(needs_model):
             from reference.tensors import take_inventory
 
+            if len(file.tensors) == 1:
+                raise InputError(f"{model}: holds nothing but the table, expected a model: measure --workload gather:N")
             take_inventory(file, config)
         return {
             "file": file.paths[0].name,

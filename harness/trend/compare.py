@@ -113,7 +113,7 @@ def _change(cell: Measured, found: Sequence[Measured], drift: float) -> Change:
     before = median(measured.value for measured in found)
     factor = cell.value / before / drift
     noise = max(abs(log(measured.value / before)) for measured in found)
-    now = [time / drift for time in cell.times]
-    old = [time for measured in found for time in measured.times]
+    now = [time / drift for time in cell.undisturbed]
+    old = [time for measured in found for time in measured.undisturbed]
     p = float(mannwhitneyu(now, old, alternative="greater" if factor >= 1 else "less").pvalue)
     return Change(cell, before, cell.value, factor, max(FACTOR, exp(2 * noise)), p)

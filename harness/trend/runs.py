@@ -20,25 +20,24 @@ PROBE = "probe"
 
 @dataclass(frozen=True)
 class Measured:
-    """One cell of a run. passes: the times of each pass, in seconds; the passes are minutes apart.
-
-    value: the best pass's median. Whatever else a machine does makes things slower, hardly ever faster, and not all
-    the time.
-    """
+    """One cell of a run. times: of all rounds of all passes, which are minutes apart. Units: seconds."""
 
     name: str
     info: dict[str, Any]
-    passes: tuple[tuple[float, ...], ...]
+    times: tuple[float, ...]
+
+    @property
+    def undisturbed(self) -> list[float]:
+        """The fastest third: one quiet pass of three is enough.
+
+        Whatever else a machine does makes things slower, hardly ever faster, and not all the time.
+        """
+        return sorted(self.times)[: -(-len(self.times) // 3)]
 
     @property
     def value(self) -> float:
-        """Seconds: the median of the pass that was disturbed least."""
-        return min(median(times) for times in self.passes)
-
-    @property
-    def times(self) -> list[float]:
-        """All times."""
-        return [time for times in self.passes for time in times]
+        """The time that stands for the cell: the median of the fastest third."""
+        return median(self.undisturbed)
 
     @property
     def probe(self) -> bool:
@@ -69,21 +68,21 @@ def read_run(path: Path) -> BenchRun:
     facts = content["machine_info"].get("plegate")
     if not isinstance(facts, dict):
         raise InputError(f"{path}: does not say which machine it is of, expected a file of `nox -s bench`")
-    passes: dict[str, list[tuple[float, ...]]] = {}
+    times: dict[str, list[float]] = {}
     info: dict[str, dict[str, Any]] = {}
     for benchmark in content["benchmarks"]:
-        extra, times = benchmark.get("extra_info", {}), benchmark.get("stats", {}).get("data")
-        if "cell" not in extra or not times:
+        extra, data = benchmark.get("extra_info", {}), benchmark.get("stats", {}).get("data")
+        if "cell" not in extra or not data:
             raise InputError(
                 f"{path}: {benchmark.get('name')} has no cell or no times, expected a file of `nox -s bench`"
             )
         name = extra["cell"]
-        passes.setdefault(name, []).append(tuple(times))
+        times.setdefault(name, []).extend(data)
         info[name] = {key: value for key, value in extra.items() if key != "cell"}
-    if not passes:
+    if not times:
         raise InputError(f"{path}: holds no benchmark, expected at least one: did the session fail?")
     commit = content.get("commit_info", {})
-    cells = {name: Measured(name, info[name], tuple(times)) for name, times in passes.items()}
+    cells = {name: Measured(name, info[name], tuple(own)) for name, own in times.items()}
     when = content.get("datetime", "")
     return BenchRun(path, facts, str(commit.get("id") or ""), bool(commit.get("dirty")), when, cells)
 

@@ -21,7 +21,11 @@ pytestmark = pytest.mark.slow
 PASSES = 3
 GATHER, PREFILL, DECODE = Workload("gather", 512), Workload("prefill", 512), Workload("decode", 32)
 MODEL_MODES = ("prefetch", "mmap-random", "uring", "auto")
-ROUNDS = {"gather": 7, "prefill": 2, "decode": 3}
+ROUNDS = {
+    "gather": 6,
+    "prefill": 4,
+    "decode": 4,
+}  # in each pass: 12 times in all, so that 6 against 6 can be significant
 CELLS = [Cell(mode, state, 0, GATHER, 0) for mode in MODES for state in STATES]
 CELLS += [
     Cell(mode, state, depth, workload, 0)

@@ -1,0 +1,175 @@
+"""The strict-cold protocol on a real file: what cannot be proven is invalid, by name, and never gets another name."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import Result
+
+from fast.rows import FallbackNotice, locate_table, residency
+from harness.bench import protocol
+from harness.bench.cell import run_cell
+from harness.bench.cells import Arm, Cell, Workload, arm_as_dict, cell_as_dict
+from reference.gguf_file import open_gguf
+
+Run = Callable[..., Result]
+
+
+def spec_of(path: Path, folder: Path, mode: str = "mmap-random", state: str = "cold", **changes: Any) -> dict[str, Any]:
+    """The spec of a cell that gathers the rows of 64 tokens."""
+    cell = Cell(mode, state, 0, Workload("gather", 64), 0)
+    made = {
+        "schema": 1,
+        "model": str(path),
+        "cell": cell_as_dict(cell),
+        "arm": arm_as_dict(Arm(mode, mode)),
+        "context": 64,
+        "cache_dir": str(folder),
+    }
+    return made | changes
+
+
+@contextmanager
+def held_in_memory(path: Path) -> Iterator[None]:
+    """Another mapping with every page touched: the kernel then keeps the pages whatever is asked of it."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+        assert sum(view[:: mmap.PAGESIZE]) >= 0
+        yield
+
+
+@pytest.mark.parametrize("mode", ["mmap", "mmap-random", "prefetch", "direct", "uring", "uring-uncached"])
+@pytest.mark.filterwarnings("default::fast.rows.FallbackNotice")
+def test_cold_cell_is_proven_twice(table_file: Path, tmp_path: Path, mode: str) -> None:
+    result = run_cell(spec_of(table_file, tmp_path, mode))
+    fell_back = [reason for reason in result["reasons"] if reason.startswith("fell-back")]
+    assert result["reasons"] == fell_back  # a machine without io_uring says so, and nothing else
+    assert result["residency"]["before"] <= 0.01
+    pages = result["rows"]["pages"]
+    if mode.endswith("uncached"):
+        assert result["used"]["disk_bytes"] >= result["rows"]["unique"] * result["rows"]["row_bytes"]
+    else:
+        assert result["used"]["disk_bytes"] >= 0.9 * pages * 4096
+        assert result["residency"]["after"] * result["rows"]["table_pages"] >= 0.9 * pages
+
+
+@pytest.mark.parametrize("mode", ["mmap-random", "prefetch", "direct"])
+def test_warm_cell_reads_nothing_from_the_device(table_file: Path, tmp_path: Path, mode: str) -> None:
+    result = run_cell(spec_of(table_file, tmp_path, mode, "warm"))
+    assert result["valid"], result["reasons"]
+    assert result["residency"]["rows_before"] == result["residency"]["rows_after"] == 1.0
+    assert result["used"]["disk_bytes"] == 0
+
+
+def test_failed_eviction_is_invalid_by_name(table_file: Path, tmp_path: Path) -> None:
+    with held_in_memory(table_file):
+        result = run_cell(spec_of(table_file, tmp_path))
+    assert not result["valid"]
+    assert result["reasons"][0].startswith("eviction-failed")
+    assert result["residency"]["before"] > 0.9
+    assert result["residency"]["reopened"]
+
+
+def test_failed_eviction_makes_no_headline_and_exits_3(table_file: Path, tmp_path: Path, run_command: Run) -> None:
+    out, summary = tmp_path / "run", tmp_path / "summary.json"
+    with held_in_memory(table_file):
+        result = run_command(
+            "bench", table_file, "--arm", "prefetch", "--arm", "mmap", "--workload", "gather:64", "--depth", 0,
+            "--repeats", 1, "--out", out, "--json", summary, "--cache-dir", tmp_path / "cache",
+        )  # fmt: skip
+    assert result.exit_code == 3, result.output
+    assert "eviction-failed" in result.output
+    assert "No difference is claimed." in result.output
+    content = json.loads(summary.read_text())
+    assert [group["state"] for group in content["groups"]] == ["warm"]
+    cold = [json.loads(path.read_text()) for path in (out / "cells").glob("cold.*.json")]
+    assert len(cold) == 3
+    assert not any(cell["valid"] for cell in cold)
+
+
+def test_faked_residency_is_found_out_by_the_device(table_file: Path, tmp_path: Path) -> None:
+    """Residency says cold although nothing was evicted: the device read nothing, so the rows came from memory."""
+    with open_gguf(table_file) as model:
+        table = locate_table(model)
+        protocol.read_rows(table, np.arange(table.rows))
+    lying = protocol.Kernel(
+        make_cold=lambda *_: residency.Eviction(0.0, "pretended", 1), resident_fraction=lambda _: 0.0
+    )
+    result = run_cell(spec_of(table_file, tmp_path, "direct"), lying)
+    assert not result["valid"]
+    assert [reason.partition(":")[0] for reason in result["reasons"]] == ["warm-leak"]
+
+
+@pytest.mark.parametrize("answer", [float("nan"), 0.011, 1.0])
+def test_residency_above_the_bound_or_unknown_is_not_cold(table_file: Path, tmp_path: Path, answer: float) -> None:
+    kernel = replace(protocol.Kernel(), resident_fraction=lambda _: answer)
+    result = run_cell(spec_of(table_file, tmp_path), kernel)
+    assert "eviction-failed" in result["reasons"][0]
+
+
+def test_machine_that_cannot_tell_residency_is_invalid(table_file: Path, tmp_path: Path) -> None:
+    def refuse(_: Any) -> float:
+        raise OSError(38, "Function not implemented")
+
+    for state in ("cold", "warm"):
+        kernel = replace(protocol.Kernel(), resident_fraction=refuse)
+        result = run_cell(spec_of(table_file, tmp_path, state=state), kernel)
+        assert not result["valid"]
+        assert result["reasons"][0].startswith("not-verified")
+
+
+def test_rows_that_do_not_stay_are_not_warm(table_file: Path, tmp_path: Path) -> None:
+    absent = replace(protocol.Kernel(), rows_resident=lambda _, ids: np.zeros(ids.size, np.bool_))
+    result = run_cell(spec_of(table_file, tmp_path, state="warm"), absent)
+    assert {reason.partition(":")[0] for reason in result["reasons"]} == {"not-warm"}
+
+
+def test_missing_device_counter_is_invalid() -> None:
+    proof = protocol.Proof("cold", before=0.0)
+    protocol._check_cold(proof, 10, None, "direct")
+    assert proof.reasons[0].startswith("not-verified")
+
+
+def test_mode_that_falls_back_is_invalid_under_its_name(
+    table_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fast.rows.reader import ModeUnavailable
+    from fast.rows.uring import UringReader
+
+    def refuse(_: UringReader) -> None:
+        raise ModeUnavailable("a test forbids it")
+
+    monkeypatch.setattr(UringReader, "_open", refuse)
+    with pytest.warns(FallbackNotice):
+        result = run_cell(spec_of(table_file, tmp_path, "uring"))
+    assert not result["valid"]
+    assert result["reasons"][0].startswith("fell-back")
+
+
+def test_repeated_token_prompt_gets_no_headline(table_file: Path, tmp_path: Path, run_command: Run) -> None:
+    prompt = tmp_path / "repeated.json"
+    prompt.write_text(json.dumps([7] * 64))
+    result = run_command(
+        "bench", table_file, "--arm", "prefetch", "--arm", "mmap", "--workload", "gather:64", "--depth", 0,
+        "--tokens", prompt, "--state", "warm", "--repeats", 1, "--out", tmp_path / "run", "--cache-dir", tmp_path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "repeated-rows" in result.output
+    assert "No difference is claimed." in result.output
+
+
+def test_single_repeat_gets_no_headline(table_file: Path, tmp_path: Path, run_command: Run) -> None:
+    result = run_command(
+        "bench", table_file, "--arm", "prefetch", "--arm", "mmap", "--workload", "gather:64", "--depth", 0,
+        "--repeats", 1, "--out", tmp_path / "run", "--cache-dir", tmp_path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "too-few-repeats" in result.output
+    assert "No difference is claimed." in result.output

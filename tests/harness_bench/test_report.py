@@ -1,0 +1,118 @@
+"""The page: whole, self-contained, with every caveat, and nothing in it that could be run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from harness.bench.cells import Arm, Workload
+from tests.harness_bench.conftest import made_up, plan, steady, store_of
+
+Run = Callable[..., Result]
+
+
+class _Tags(HTMLParser):
+    """Counts what is opened and closed, and what is loaded from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "br", "img", "link", "hr", "input"):
+            self.open.append(tag)
+        self.loaded += [
+            f"{tag} {value}" for name, value in attrs if name in ("src", "href") and not value.startswith("#")
+        ]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(tag)
+
+
+def _page(folder: Path, run_command: Run, *options: str) -> str:
+    result = run_command("report", folder, *options)
+    assert result.exit_code == 0, result.output
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_page_is_whole_and_needs_nothing_else(tmp_path: Path, run_command: Run) -> None:
+    made = plan(workloads=(Workload("prefill", 512), Workload("gather", 64)))
+    store_of(made_up(made, steady(0.01, uring=0.5)), tmp_path / "run")
+    page = _page(tmp_path / "run", run_command)
+    tags = _Tags()
+    tags.feed(page)
+    assert not tags.wrong
+    assert not tags.open
+    assert not [item for item in tags.loaded if not item.startswith(("use #", "use url"))]
+    assert "<script" not in page
+    assert not re.search(r"(?:src|href)=\"https?:", page)
+    for heading in (
+        "Speed over depth",
+        "Gain over depth",
+        "Share of waiting",
+        "Read amplification",
+        "Effective concurrency",
+    ):
+        assert heading in page
+    assert "uring is 2.0" in page
+    assert page.count("<figure>") >= 12
+
+
+def test_page_says_what_speaks_against_it(tmp_path: Path, run_command: Run) -> None:
+    results = made_up(plan(repeats=1, depths=(0,)), steady(0.01, uring=0.5))
+    store_of(results, tmp_path / "run")
+    page = _page(tmp_path / "run", run_command)
+    for part in ("too-few-repeats", "few-depths", "No difference is claimed."):
+        assert part in page
+
+
+def test_page_of_an_unfinished_run_lists_invalid_cells(tmp_path: Path, run_command: Run) -> None:
+    results = made_up(plan(), steady(0.01))
+    cells = results.plan.cells()
+    del results.cells[cells[-1].id]
+    results.cells[cells[0].id] |= {"valid": False, "reasons": ["eviction-failed: 40% stayed"]}
+    store_of(results, tmp_path / "run")
+    page = _page(tmp_path / "run", run_command)
+    for part in ("unfinished", "Invalid cells", "eviction-failed"):
+        assert part in page
+
+
+def test_names_are_escaped(tmp_path: Path, run_command: Run) -> None:
+    made = plan(arms=(Arm("prefetch", "prefetch"), Arm("uring", "uring")))
+    made.model["file"] = "<b>model</b>.gguf"
+    store_of(made_up(made, steady(0.01)), tmp_path / "run")
+    page = _page(tmp_path / "run", run_command)
+    assert "<b>model" not in page
+    assert "&lt;b&gt;model" in page
+
+
+def test_same_results_give_the_same_page(tmp_path: Path, run_command: Run) -> None:
+    store_of(made_up(plan(), steady(0.01)), tmp_path / "run")
+    assert _page(tmp_path / "run", run_command) == _page(tmp_path / "run", run_command)
+
+
+def test_other_baseline_and_json(tmp_path: Path, run_command: Run) -> None:
+    store_of(made_up(plan(), steady(0.01, uring=0.5)), tmp_path / "run")
+    page = _page(tmp_path / "run", run_command, "--baseline", "uring", "--json", str(tmp_path / "summary.json"))
+    assert "prefetch is 0.5" in page
+    assert '"plegate-bench-summary"' in (tmp_path / "summary.json").read_text()
+    assert run_command("report", tmp_path / "run", "--baseline", "nobody").exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["nothing-there", "empty"])
+def test_folder_without_a_run_is_refused(tmp_path: Path, run_command: Run, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    result = run_command("report", tmp_path / name)
+    assert result.exit_code == 2
+    assert "run.json" in result.output

@@ -1,0 +1,156 @@
+"""What is claimed, and what is not: made-up times with a known truth."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from harness.bench.caveats import caveats
+from harness.bench.cells import TWIN, Cell
+from harness.bench.statistics import FASTER, NO_CLAIM, NO_DIFFERENCE, SLOWER, Comparison, spread, summarise
+from harness.bench.store import Results
+from harness.bench.summary import claims
+from tests.harness_bench.conftest import made_up, plan, steady
+
+NOTHING = ["No difference is claimed."]
+
+
+def _names(results: Results) -> set[str]:
+    return {caveat.name for caveat in caveats(results, summarise(results))}
+
+
+def _comparisons(results: Results) -> list[Comparison]:
+    return [comparison for summary in summarise(results) for comparison in summary.comparisons]
+
+
+def test_large_difference_is_claimed_in_both_directions() -> None:
+    for factor, verdict in ((0.5, FASTER), (2.0, SLOWER)):
+        results = made_up(plan(), steady(0.01, uring=factor))
+        found = _comparisons(results)
+        assert [c.verdict for c in found] == [verdict] * 6
+        assert all(c.ratio is not None and abs(c.ratio.median * factor - 1) <= 0.02 for c in found)
+        assert _names(results) == set()
+
+
+def test_claim_names_state_depth_spread_and_pairs() -> None:
+    line = claims(summarise(made_up(plan(), steady(0.01, uring=0.5))))[0]
+    for part in ("cold", "depth 0", "prefill of 512", "uring", "prefetch", "interval", "6 pairs"):
+        assert part in line
+
+
+def test_equal_arms_are_not_told_apart() -> None:
+    assert {c.verdict for c in _comparisons(made_up(plan(repeats=10), steady(0.05)))} <= {NO_DIFFERENCE}
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3, 4])
+def test_few_repeats_claim_nothing_however_large_the_difference(repeats: int) -> None:
+    results = made_up(plan(repeats=repeats), steady(0.001, uring=0.1))
+    assert {c.verdict for c in _comparisons(results)} == {NO_CLAIM}
+    assert claims(summarise(results)) == NOTHING
+    assert ("too-few-repeats" if repeats < 3 else "no-intervals") in _names(results)
+
+
+def test_noisy_control_takes_the_claim_away() -> None:
+    """The baseline's second run differs by up to 40%: a gain of 25%, steady as it is, is not claimed."""
+    generator = random.Random(3)
+
+    def seconds(cell: Cell) -> float:
+        if cell.arm.endswith(TWIN):
+            return generator.uniform(0.65, 1.4)
+        return 0.8 if cell.arm == "uring" else 1.0
+
+    results = made_up(plan(), seconds)
+    assert {c.verdict for c in _comparisons(results)} == {NO_DIFFERENCE}
+    assert all("differs from itself" in c.why for c in _comparisons(results))
+    assert claims(summarise(results)) == NOTHING
+    assert "noisy-control" in _names(results)
+
+
+def test_control_that_leans_to_one_side_is_named() -> None:
+    results = made_up(plan(), steady(0.01, **{"prefetch" + TWIN: 0.9}))
+    assert "biased-control" in _names(results)
+
+
+def test_no_control_claims_nothing() -> None:
+    results = made_up(plan(twin=False), steady(0.01, uring=0.5))
+    assert claims(summarise(results)) == NOTHING
+    assert "no-noise-pair" in _names(results)
+
+
+def test_repeated_rows_claim_nothing() -> None:
+    results = made_up(plan(), steady(0.01, uring=0.5), rows={"unique": 16, "unique_ratio": 16 / 2048})
+    assert claims(summarise(results)) == NOTHING
+    assert "repeated-rows" in _names(results)
+    assert all("different ones" in c.why for c in _comparisons(results))
+
+
+def test_invalid_cells_count_for_nothing_and_are_named() -> None:
+    results = made_up(plan(), steady(0.01, uring=0.5))
+    for cell in results.plan.cells():
+        if cell.arm == "uring" and cell.state == "cold":
+            results.cells[cell.id] |= {"valid": False, "reasons": ["eviction-failed: 40% stayed"]}
+    assert {s.group.state for s in summarise(results) if s.comparisons} == {"warm"}
+    assert "eviction-failed" in _names(results)
+    assert not any(line.startswith("cold") for line in claims(summarise(results)))
+
+
+def test_only_pairs_of_valid_cells_are_compared() -> None:
+    results = made_up(plan(), steady(0.01, uring=0.5))
+    for cell in results.plan.cells():
+        if (cell.arm, cell.repeat) in {("uring", 0), ("prefetch", 1)}:
+            results.cells[cell.id]["valid"] = False
+            results.cells[cell.id]["reasons"] = ["killed: by a test"]
+    assert {c.ratio.count for c in _comparisons(results) if c.ratio} == {4}
+    assert claims(summarise(results)) == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"used": {"disk_bytes": 10**7}}, "warm-reads"),
+        ({"used": {"other_cpu": 1.2}}, "busy-machine"),
+        ({"rows": {"table_pages": 5000}}, "small-table"),
+        ({"limit": {"problem": "no cgroup", "kind": "rlimit"}}, "limit-not-applied"),
+        ({"notes": ["direct: continued with pread"]}, "note"),
+    ],
+)
+def test_data_raises_its_caveat(change: dict[str, object], name: str) -> None:
+    assert name in _names(made_up(plan(), steady(0.01), **change))
+
+
+def test_few_depths_and_uncommitted_code_are_named() -> None:
+    made = plan(depths=(0, 4096))
+    made.machine["dirty"] = True
+    assert {"few-depths", "uncommitted"} <= _names(made_up(made, steady(0.01)))
+
+
+def test_code_that_changed_meanwhile_is_named() -> None:
+    results = made_up(plan(), steady(0.01), code="1")
+    assert "mixed-code" not in _names(results)
+    results.cells[results.plan.cells()[0].id]["code"] = "2"
+    assert "mixed-code" in _names(results)
+
+
+def test_unfinished_run_is_named() -> None:
+    results = made_up(plan(), steady(0.01))
+    del results.cells[results.plan.cells()[-1].id]
+    assert "unfinished" in _names(results)
+
+
+@pytest.mark.parametrize("count", [5, 6, 9, 15])
+def test_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
+    """Skewed noise with median 1, drawn 2000 times: the interval must hold it in 90% (less 2% by chance)."""
+    generator = random.Random(count)
+    held = 0
+    for _ in range(2000):
+        found = spread([generator.lognormvariate(0, 0.3) for _ in range(count)])
+        assert found.low is not None and found.high is not None
+        held += found.low <= 1 <= found.high
+    assert held >= 0.88 * 2000
+
+
+def test_other_baseline_can_be_chosen() -> None:
+    results = made_up(plan(), steady(0.01, uring=0.5))
+    found = [c for s in summarise(results, "uring") for c in s.comparisons]
+    assert {(c.arm, c.baseline, c.verdict) for c in found} == {("prefetch", "uring", SLOWER)}
