@@ -18,6 +18,7 @@ from fast.rows import syscalls
 from fast.rows.table import Ids, Segment, Table, open_read_only
 
 COLD_FRACTION = 0.01  # the protocol's bound: a table counts as cold with at most this share of its pages in memory
+_FOLIO_BYTES = 2 << 20
 _MINCORE_BYTES = 1 << 30  # pages are asked for in portions of this many mapped bytes: 256 KiB of answers
 
 
@@ -134,16 +135,17 @@ def rows_resident(table: Table, ids: Ids) -> npt.NDArray[np.bool_]:
     return answer
 
 
-def evict(table: Table) -> None:
+def evict(table: Table, margin_bytes: int = 0) -> None:
     """Ask the kernel to drop the table's byte range, and nothing else, from the page cache.
 
-    Pages that some process has mapped and touched, or that are dirty, stay: close readers (or `trim` them) first.
+    Pages that some process has mapped and touched, or that are dirty, stay: close readers (or `trim` them) first. A
+    `margin_bytes` on both sides also drops large folios (up to 2 MiB) that only partly belong to the table.
     """
     for segment in table.segments:
         start, end = _byte_range(table, segment)
         # Only whole pages inside the range are dropped: widen to the pages that hold its first and last byte.
-        start = start // mmap.PAGESIZE * mmap.PAGESIZE
-        end = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+        start = max(0, start // mmap.PAGESIZE * mmap.PAGESIZE - margin_bytes)
+        end = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE + margin_bytes
         fd = open_read_only(segment.path)
         try:
             os.posix_fadvise(fd, start, end - start, os.POSIX_FADV_DONTNEED)
@@ -159,7 +161,7 @@ def make_cold(table: Table, drop_caches: bool = False, attempts: int = 3) -> Evi
     """
     resident = 1.0
     for attempt in range(1, attempts + 1):
-        evict(table)
+        evict(table, 0 if attempt == 1 else _FOLIO_BYTES)
         resident = resident_fraction(table)
         if resident <= COLD_FRACTION:
             return Eviction(resident, "fadvise", attempt)

@@ -1,4 +1,5 @@
-"""Modes that are forbidden, files that shrink, calls that do half of the work: right bytes, a clear word, or an error."""
+"""Modes that are forbidden, files that shrink, calls that do half of the work: right bytes, a clear word, or an error.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +130,8 @@ def test_prefetch_without_process_madvise_uses_madvise(table: Table, refused: di
 
 
 def test_prefetch_resumes_after_a_partial_process_madvise() -> None:
-    """The kernel may take fewer ranges than given, and says so in bytes; one it cannot take is left to the page fault."""
+    """The kernel may take fewer ranges than given, and says so in bytes; one it cannot take is left to the page fault.
+    """
     taken: list[tuple[int, int]] = []
 
     def call(name: str, *arguments: int) -> int:

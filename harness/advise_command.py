@@ -1,0 +1,107 @@
+"""`plegate advise`: which mode and depth for this disk and this table, in words and numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.options import JsonFile, Model
+
+if TYPE_CHECKING:
+    from harness.advise import Advice
+
+SCHEMA = "plegate.advise/1"
+
+
+def advise(
+    model: Model,
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", min=1, metavar="N", help="Measure the io_uring modes with this queue depth."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, metavar="N", help="Which random rows. Left out: others every time."),
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure this disk and this table in under a minute, and say which mode and depth to use.
+
+    The device's own limit comes first: random reads past the page cache at several depths. Then every mode that is
+    worth considering gathers random rows, cold (the table's own bytes are evicted, and that is verified) and warm, and
+    one decode step's rows. From that follow the fastest prefill the disk allows and the mode to choose.
+
+    Works for every GGUF file with a `per_layer_token_embd.weight`. Other programs that use the disk or the processor
+    meanwhile show in the numbers: run it again when in doubt.
+
+    Example:
+
+        plegate advise model.gguf
+
+    Exit codes: 0 advised, 2 bad input, 3 residency cannot be verified here, or the table could not be made cold.
+    """
+    import os
+
+    from fast.rows import locate_table
+    from harness.advise import advise_table, device_name, rows_per_token_of, settings_for
+    from harness.atomic import write_json
+    from harness.environment import environment
+    from harness.progress import stages
+    from reference.gguf_file import open_gguf
+
+    with open_gguf(model) as opened:
+        table = locate_table(opened)
+        rows_per_token = rows_per_token_of(opened.metadata, opened.architecture)
+    if seed is None:
+        seed = int.from_bytes(os.urandom(4), "little")
+    with stages() as tell:
+        advice = advise_table(table, rows_per_token, settings_for(depth), seed, tell)
+    where = device_name(table.segments[0].path)
+    _print(advice, f"{model}: {table.rows:,} rows of {table.row_bytes} bytes ({table.type.name}), {where}")
+    if json_file is not None:
+        write_json(
+            json_file,
+            {"schema": SCHEMA, "model": str(model), "storage": where, "seed": seed, **advice.as_json(),
+             "environment": environment()},
+        )  # fmt: skip
+    raise typer.Exit(3 if advice.cold_problem else 0)
+
+
+def _print(advice: Advice, title: str) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from harness.advise import DEPTHS
+    from harness.rows_command import rate
+
+    console = Console(highlight=False)
+    console.print(Text(title))
+    if advice.device:
+        device = Table(box=SIMPLE_HEAD, pad_edge=False, title="device", title_justify="left")
+        device.add_column("in flight", justify="right", no_wrap=True)
+        device.add_column("4 KiB reads/s", justify="right", no_wrap=True)
+        for depth, measured in zip(DEPTHS, advice.device, strict=True):
+            device.add_row(str(depth), rate(measured.reads_per_s))
+        console.print(device)
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    names = ("mode", "cold\nrows/s", "of the\ndevice", "warm\nrows/s", "decode\ncold us", "decode\nwarm us")
+    for name in names:
+        grid.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
+    for mode in advice.modes:
+        grid.add_row(
+            mode.mode if mode.effective == mode.mode else f"{mode.mode} (as {mode.effective})",
+            rate(mode.cold) if mode.cold else "-",
+            f"{mode.cold / advice.limit:.0%}" if mode.cold and advice.limit else "-",
+            rate(mode.warm) if mode.warm else "-",
+            f"{mode.decode_cold_s * 1e6:,.0f}" if mode.decode_cold_s else "-",
+            f"{mode.decode_warm_s * 1e6:,.0f}" if mode.decode_warm_s else "-",
+        )
+    console.print(grid)
+    from harness.advise import sentences
+
+    for sentence in sentences(advice):
+        console.print(Text(sentence))
+    console.print(Text(f"measured in {advice.seconds:.0f} s"))

@@ -1,0 +1,260 @@
+"""The rows gate: every mode gives the rows that plain positional reads give, cold and warm, packed and as float32.
+
+Needs nothing of a model but its table, so it works for qwen4exp (rows by the hash of real prompts) and for gemma3n and
+gemma4 (row = token id). What is right comes from outside the code under test: os.pread and `gguf`'s dequantizer.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fast.rows import RowReader, RowSettings, Table, locate_table, open_rows, residency
+from harness import compare
+from harness.cases import ModeSource
+from harness.prompt_choice import choose_prompts
+from reference.errors import InputError
+from reference.gguf_file import GgufFile, open_gguf
+
+SMALL_TABLE_BYTES = 64 << 20  # a smaller table is read in a moment from any disk: that it stays warm is only a note
+Tell = Callable[[str], None]
+Ids = npt.NDArray[np.uint64]
+EQUAL, DIFFERENT, UNSTEADY, NOT_RUN = "equal", "different", "unsteady", "not run"
+HASHED = "qwen4exp"
+_HASH_KEY = HASHED + ".ple.layer_multipliers"
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Row ids with a name; `heads` of them belong to one token (0: to no token)."""
+
+    name: str
+    ids: Ids
+    heads: int
+
+
+@dataclass
+class ModeRows:
+    """What was found of one mode. `counters`: the warm gather's, and the cold one's where it was measured."""
+
+    name: str
+    mode: str
+    effective: str = ""
+    fallback_reason: str | None = None
+    rows_compared: int = 0
+    difference: compare.RowDifference | None = None
+    control: str | None = None
+    not_cold: str | None = None
+    cold_required: bool = False
+    counters: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """equal, different, unsteady (two gathers of the same rows differ) or not run (another mode ran)."""
+        if self.control:
+            return UNSTEADY
+        if self.difference:
+            return DIFFERENT
+        return NOT_RUN if self.effective != self.mode else EQUAL
+
+
+@dataclass
+class RowsResult:
+    """Everything the command reports."""
+
+    model: str
+    against: str | None
+    architecture: str
+    table: Table
+    batches: list[RowBatch]
+    seed: int
+    modes: list[ModeRows] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a difference or an unsteady mode, 3 for a mode or a cold cell that could not be run, else 0."""
+        if any(mode.verdict in (DIFFERENT, UNSTEADY) for mode in self.modes):
+            return 1
+        missing = any(mode.verdict == NOT_RUN or (mode.not_cold and mode.cold_required) for mode in self.modes)
+        return 3 if missing else 0
+
+
+def choose_batches(
+    model: GgufFile,
+    path: Path,
+    table: Table,
+    rows: int,
+    seed: int,
+    texts: Sequence[str] = (),
+    text_files: Sequence[Path] = (),
+    token_files: Sequence[Path] = (),
+) -> tuple[list[RowBatch], list[str]]:
+    """Random rows, then the rows of prompts: those given, else the built-in ones. Returns (batches, notes).
+
+    Raises: InputError for prompts that were given and cannot be used.
+    """
+    batches = [RowBatch("random", random_rows(table, rows, seed), 0)]
+    given = bool(texts or text_files or token_files)
+    try:
+        prompts = choose_prompts(path, texts, text_files, token_files)
+    except InputError as error:
+        if given:
+            raise
+        return batches, [f"no built-in prompts: {error}"]
+    for prompt in prompts:
+        ids, heads = _rows_of(model, table, prompt.name, prompt.ids)
+        batches.append(RowBatch(prompt.name, ids, heads))
+    return batches, []
+
+
+def random_rows(table: Table, count: int, seed: int) -> Ids:
+    """Random rows, and those that go wrong first: first and last, both sides of a shard's end, neighbours, repeats."""
+    ends = [segment.first_row for segment in table.segments] + [segment.first_row - 1 for segment in table.segments[1:]]
+    special = [
+        0,
+        table.rows - 1,
+        *ends,
+        *range(table.rows // 2, min(table.rows // 2 + 50, table.rows)),
+        0,
+        table.rows - 1,
+    ]
+    drawn = np.random.default_rng(seed).integers(0, table.rows, max(count - len(special), 0), dtype=np.uint64)
+    return np.concatenate([np.array(special, np.uint64), drawn])[: max(count, 1)]
+
+
+def _rows_of(model: GgufFile, table: Table, name: str, tokens: Sequence[int]) -> tuple[Ids, int]:
+    """The rows a prompt reads, and how many a token: by the hash where the file has one, else row = token id."""
+    if _HASH_KEY in model.metadata:
+        from harness.oracle import HashOracle
+
+        oracle = HashOracle(model)
+        return oracle.rows(tokens).reshape(-1), oracle.heads
+    if model.architecture == HASHED:
+        raise InputError(f"{model.paths[0]}: {_HASH_KEY} is missing, expected the hash constants of a {HASHED} file")
+    ids = np.array(tokens, np.int64)
+    bad = np.flatnonzero((ids < 0) | (ids >= table.rows))
+    if bad.size:
+        raise InputError(
+            f"{name}: token {bad[0]} is {ids[bad[0]]}, expected 0 to {table.rows - 1}: in a {model.architecture} file "
+            "a token's row has the token's id"
+        )
+    return ids.astype(np.uint64), 1
+
+
+def judge_rows(
+    path: Path,
+    batches: list[RowBatch],
+    sources: Sequence[ModeSource],
+    settings: RowSettings,
+    against: Path | None,
+    cold: bool | None,
+    tell: Tell,
+) -> RowsResult:
+    """Every mode, every batch: cold, then warm twice. Opens files read-only and writes nothing.
+
+    `cold` None: tried, and only a note where it fails on a small table; True: required; False: left out.
+
+    Raises: InputError for a file that cannot be used.
+    """
+    with open_gguf(path) as model:
+        table, architecture = locate_table(model), model.architecture
+    truth = table if against is None else _other_table(against, table)
+    result = RowsResult(str(path), str(against) if against else None, architecture, table, batches, seed=0)
+    tell("reading what the file holds, row by row")
+    packed = [compare.expected_packed(truth, batch.ids) for batch in batches]
+    with np.errstate(invalid="ignore"):
+        values = [compare.expected_f32(rows, truth) for rows in packed]
+    for source in sources:
+        own = table if source.path is None else _other_table(source.path, table)
+        required = cold if cold is not None else table.size_bytes >= SMALL_TABLE_BYTES
+        mode = ModeRows(source.name, source.mode, cold_required=required)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fallback is told in the verdict
+            tell(f"{source.name}: opening")
+            with open_rows(own, source.mode, settings) as reader:
+                _judge_mode(mode, reader, own, batches, packed, values, cold is not False, tell)
+                mode.effective, mode.fallback_reason = reader.effective_mode, reader.fallback_reason
+        result.modes.append(mode)
+    return result
+
+
+def _judge_mode(
+    mode: ModeRows,
+    reader: RowReader,
+    table: Table,
+    batches: list[RowBatch],
+    packed: list[npt.NDArray[np.uint8]],
+    values: list[npt.NDArray[np.float32]],
+    cold: bool,
+    tell: Tell,
+) -> None:
+    if cold and mode.mode != "resident":
+        tell(f"{mode.name}: cold")
+        reader.trim()
+        eviction = residency.make_cold(table, attempts=3 if mode.cold_required else 2)
+        if not eviction.cold:
+            mode.not_cold = (
+                f"{eviction.resident:.1%} of the table stayed in memory after {eviction.attempts} evictions, expected "
+                f"at most {residency.COLD_FRACTION:.0%}: this file system may keep files in memory, or another process "
+                "has the table mapped; --no-cold leaves these cells out"
+            )
+    first: list[npt.NDArray[np.uint8]] = []
+    for number, batch in enumerate(batches):
+        tell(f"{mode.name}: {batch.name}")
+        found = reader.gather(batch.ids)
+        if number == 0 and cold and mode.mode != "resident" and not mode.not_cold:
+            mode.counters["cold"] = reader.last.as_dict()
+        first.append(found)
+        _compare(mode, table, batch, found, packed[number], values[number])
+    for number, batch in enumerate(batches):
+        tell(f"{mode.name}: {batch.name} again")
+        again = reader.gather(batch.ids)
+        if number == 0:
+            reader.gather(batch.ids)
+            mode.counters["warm"] = reader.last.as_dict()
+        if mode.control is None and again.tobytes() != first[number].tobytes():
+            story = compare.first_row_difference(
+                "packed", again, first[number], batch.ids, table, batch.name, max(batch.heads, 1)
+            )
+            mode.control = f"two gathers of the same rows differ: {story.story() if story else 'unknown place'}"
+
+
+def _compare(
+    mode: ModeRows,
+    table: Table,
+    batch: RowBatch,
+    found: npt.NDArray[np.uint8],
+    packed: npt.NDArray[np.uint8],
+    values: npt.NDArray[np.float32],
+) -> None:
+    """Packed bytes, then the values that the fast path would compute from them."""
+    from fast.rows.dequantize import dequantize_on_device
+
+    heads = max(batch.heads, 1)
+    mode.rows_compared += batch.ids.size
+    if mode.difference is None:
+        mode.difference = compare.first_row_difference("packed", found, packed, batch.ids, table, batch.name, heads)
+    if mode.difference is None:
+        unpacked = np.array(dequantize_on_device(found, type=table.type))
+        # Which bits a NaN has is the hardware's choice; every other value is compared as bits.
+        both_nan = np.isnan(unpacked) & np.isnan(values)
+        unpacked[both_nan] = values[both_nan]
+        mode.difference = compare.first_row_difference("f32", unpacked, values, batch.ids, table, batch.name, heads)
+
+
+def _other_table(path: Path, own: Table) -> Table:
+    with open_gguf(path) as other:
+        table = locate_table(other)
+    if (table.type, table.rows, table.row_width) != (own.type, own.rows, own.row_width):
+        raise InputError(
+            f"{path}: found a table of {table.rows} rows of {table.row_width} values in {table.type.name}, expected "
+            f"{own.rows} of {own.row_width} in {own.type.name}, as in the model: compare a copy of the same table"
+        )
+    return table
