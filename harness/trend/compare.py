@@ -12,7 +12,7 @@ from harness.trend.machine import differences
 from harness.trend.runs import BenchRun, Measured
 
 FACTOR = 1.25  # smaller changes are not reported: two runs of the same code differ by up to a tenth
-SIGNIFICANCE = 0.01
+SIGNIFICANCE = 0.02  # four times against four reach 1/70; the factor is what keeps chance out
 EARLIER_RUNS = 5  # how many of the earlier runs a new one is compared with
 FEWEST_FOR_DRIFT = 8  # cells from which it can be told that a whole run is slower
 
@@ -21,9 +21,8 @@ FEWEST_FOR_DRIFT = 8  # cells from which it can be told that a whole run is slow
 class Change:
     """A cell in the new run against the earlier ones. Units: seconds; factor above 1 is slower.
 
-    factor: after what the whole run drifted by is taken out. limit: the factor that had to be exceeded here, from how
-    much the earlier runs differ among themselves. p: of Mann and Whitney's test that the new times are not larger
-    (smaller).
+    factor: with the drift of the whole run taken out. limit: the factor to be exceeded here, from how much the earlier
+    runs differ among themselves. p: of Mann and Whitney's test on the undisturbed times.
     """
 
     cell: Measured
@@ -46,7 +45,7 @@ class Change:
 
 @dataclass
 class Verdict:
-    """A new run against earlier ones. drift: the factor that the whole run is slower by; probes: the same of the probes."""
+    """A new run against earlier ones. drift: the factor by which the whole run is slower; probes: the same of them."""
 
     new: BenchRun
     earlier: list[BenchRun]

@@ -25,7 +25,7 @@ ROUNDS = {
     "gather": 6,
     "prefill": 4,
     "decode": 4,
-}  # in each pass: 12 times in all, so that 6 against 6 can be significant
+}  # in each pass, see harness.trend.compare.SIGNIFICANCE
 CELLS = [Cell(mode, state, 0, GATHER, 0) for mode in MODES for state in STATES]
 CELLS += [
     Cell(mode, state, depth, workload, 0)

@@ -134,7 +134,7 @@ def table_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run_command() -> Callable[..., Result]:
     """Runs `bench`, `report` or `trend` in this process."""
-    from tests.harness_bench.command import app
+    from harness.cli import app
 
     def run(*arguments: str | Path) -> Result:
         return CliRunner().invoke(app, [str(argument) for argument in arguments])

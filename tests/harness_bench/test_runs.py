@@ -38,7 +38,7 @@ def arguments_of(table_file: Path, folder: Path, *more: str | Path | int) -> lis
 
 
 def start(arguments: list[str], **changes: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.harness_bench.command", *arguments]
+    command = [sys.executable, "-m", "harness.cli", *arguments]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **changes)
 
 
