@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import gcd
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ def _in_tiles(read: Callable[..., Array], tile: int, *arrays: Array) -> Array:
     length = arrays[0].shape[0]
     if length <= tile:
         return read(*arrays)
-    assert length % tile == 0, f"{length} queries are no whole number of tiles of {tile}"
+    tile = gcd(length, tile)
     tiled = tuple(x.reshape(length // tile, tile, *x.shape[1:]) for x in arrays)
     out = jax.lax.map(lambda now: read(*now), tiled)
     return out.reshape(length, *out.shape[2:])

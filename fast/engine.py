@@ -14,18 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.chunks import Chunk, ChunkMaker, Reader
-from fast.programs import Outcome, advance, advance_before_ple, advance_from_ple, advance_recorded, all_logits
+from fast.decode import Decoder, measure_early_part, wait_for
+from fast.programs import Outcome, advance, advance_recorded, all_logits
 from fast.sequence import FloatLogits, Sequence
 from fast.settings import EngineSettings, plan_for
-from fast.state import fresh_state
 from fast.timings import Step, Timings, programs_compiled
 from fast.weights import load_weights
 from reference.config import config_from
 from reference.errors import InputError
 from reference.gguf_file import GgufFile
 from reference.tensors import TABLE
-
-SPLIT_COST_S = 1e-4  # what a decode step loses by being two programs; measured on 2 cores, see the engine's notes
 
 
 class FastEngine:
@@ -52,9 +50,7 @@ class FastEngine:
         self.compilations = 0
         self.chunks = ChunkMaker(self.config, self.settings, reader, table.size_bytes // table.shape[0])
         self._gatherer = ThreadPoolExecutor(1, thread_name_prefix="rows")
-        self._one = np.ones(1, np.int32)
-        self._early_s = 0.0
-        self._recent_gather_s = 0.0
+        self.early_s = 0.0  # seconds that the layers before the PLE layer take a token, once `warm_up` has measured
 
     @property
     def reader(self) -> Reader:
@@ -68,6 +64,12 @@ class FastEngine:
     def new_sequence(self) -> Sequence:
         """An empty sequence with room for `settings.context` tokens."""
         return Sequence(self)
+
+    def new_sequence_after(self, token: int) -> Sequence:
+        """A sequence that one token was fed to."""
+        sequence = self.new_sequence()
+        sequence.feed([token], last_only=True)
+        return sequence
 
     def warm_up(self, with_logits: bool = True) -> float:
         """Compile all that single sequences need, and return the seconds it took.
@@ -84,10 +86,8 @@ class FastEngine:
         scratch.save(), scratch.fork()
         if scratch.position > 1:
             scratch.truncate(scratch.position - 1)
-        for overlapped in (True, True, False):
-            scratch = self.new_sequence()
-            self._decode(scratch, eos, overlapped)
-        self._measure_early_part()
+        self.early_s = measure_early_part(self)
+        self.new_sequence_after(eos).greedy(min(2, self.settings.context - 1))
         return perf_counter() - started
 
     def feed_batch(self, work: Items[tuple[Sequence, Items[int]]], last_only: bool = False) -> list[FloatLogits]:
@@ -121,13 +121,13 @@ class FastEngine:
 
     def generate(self, sequence: Sequence, count: int) -> Iterator[tuple[int, float]]:
         """Greedy decoding of one sequence; see `Sequence.generate`."""
-        for _ in range(count):
+        decoder = Decoder(self, sequence)
+        for number in range(count):
             token, margin = sequence.next_token()
             self._checked(sequence, (token,))
-            yield token, margin
-            overlapped = self._overlapped()
-            self._decode(sequence, token, overlapped)
+            decoder.feed(token, more=number + 1 < count)
             sequence.margins.append(margin)
+            yield token, margin
 
     def greedy_batch(self, sequences: Items[Sequence], count: int) -> list[list[int]]:
         """The next `count` greedy tokens of several sequences together; margins go to each one's `margins`."""
@@ -206,9 +206,9 @@ class FastEngine:
         for sequence, state in zip(sequences, states, strict=True):
             sequence.give_state(state)
         logits = all_logits(self.weights, streams, self.plan) if with_logits else None
-        return outcome, logits, self._count_compilations(before, started)
+        return outcome, logits, self.count_compilations(before, started)
 
-    def _count_compilations(self, before: int, started: float) -> float:
+    def count_compilations(self, before: int, started: float) -> float:
         compiled = programs_compiled() - before
         self.compilations += compiled
         return perf_counter() - started if compiled else 0.0
@@ -232,49 +232,6 @@ class FastEngine:
                 pieces[index].append(by_sequence[index, :count])
             sequence.advanced(chunk.tokens[index, :count].tolist(), outcome, index, decoding=length == 1)
 
-    def _overlapped(self) -> bool:
-        if self.settings.overlap == "auto":
-            return self._recent_gather_s > SPLIT_COST_S
-        return self.settings.overlap == "always"
-
-    def _decode(self, sequence: Sequence, token: int, overlapped: bool) -> None:
-        """Feed one token to one sequence with as little around it as possible."""
-        before, started = programs_compiled(), perf_counter()
-        tokens = np.array([[token]], np.int32)
-        ids = self.chunks.hash.one(token, sequence.tokens)
-        if overlapped:
-            streams, states = advance_before_ple(self.weights, tokens, (sequence.take_state(),), self._one, self.plan)
-            asked = perf_counter()
-            packed = self.reader.gather(ids)
-            gather_s = perf_counter() - asked
-            exposed_s = max(0.0, gather_s - self._early_s)
-            outcome, states = advance_from_ple(self.weights, streams, packed, states, self._one, self.plan)
-        else:
-            asked = perf_counter()
-            packed = self.reader.gather(ids)
-            exposed_s = gather_s = perf_counter() - asked
-            states = (sequence.take_state(),)
-            outcome, _, states = advance(self.weights, tokens, packed, states, self._one, self.plan)
-        sequence.give_state(states[0])
-        compile_s = self._count_compilations(before, started)
-        wait_for(outcome.tokens)
-        compute_s = perf_counter() - started - compile_s - exposed_s
-        self._recent_gather_s += 0.2 * (gather_s - self._recent_gather_s)
-        self.timings.add(Step(1, True, gather_s, exposed_s, compute_s, compile_s))
-        sequence.advanced([token], outcome, 0, decoding=True)
-
-    def _measure_early_part(self) -> None:
-        """How long the layers before the PLE layer take a token: what an overlapped gather can hide behind."""
-        times = []
-        tokens = np.zeros((1, 1), np.int32)
-        states: Any = (fresh_state(self.plan),)
-        for _ in range(5):
-            started = perf_counter()
-            streams, states = advance_before_ple(self.weights, tokens, states, self._one, self.plan)
-            wait_for(streams)
-            times.append(perf_counter() - started)
-        self._early_s = min(times)
-
 
 def use_program_cache(folder: str) -> None:
     """Keep compiled programs in `folder` for the next process; for all of JAX in this one."""
@@ -282,9 +239,3 @@ def use_program_cache(folder: str) -> None:
     set_option("jax_compilation_cache_dir", folder)
     set_option("jax_persistent_cache_min_compile_time_secs", 0.2)
     set_option("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def wait_for(results: Any) -> None:
-    """Until the device has computed all of it."""
-    block: Any = jax.block_until_ready  # jax leaves it unannotated
-    block(results)

@@ -40,14 +40,21 @@ def _gated(both: Float[Array, "... 2f"]) -> Float[Array, "... f"]:
 def _direct(
     weights: Experts, x: Float[Array, "d"], chosen: Int[Array, "u"], shares: Float[Array, "u"]
 ) -> Float[Array, "d"]:
-    """One token: a matrix-vector product per chosen expert."""
+    """One token: matrix-vector products, one chosen expert after the other.
 
-    def at(stack: Array, expert: Array) -> Array:
-        return jax.lax.dynamic_index_in_dim(stack, expert, 0, keepdims=False)
+    A loop and not four independent products: XLA's CPU backend copies a dynamically chosen matrix before it multiplies,
+    and in a loop, and stored output-major, the product reads the matrix where it stands. 4 experts of 123k weights, read
+    from memory, take 57 us so, 75 with `down` input-major, 90 with both, 340 unrolled (2 cores).
+    """
 
-    hidden = [_gated(x[None] @ at(weights.gate_up, chosen[i])) * shares[i] for i in range(chosen.shape[0])]
-    outs = [hidden[i] @ at(weights.down, chosen[i]) for i in range(chosen.shape[0])]
-    return sum(outs[1:], outs[0])[0]
+    def add_expert(place: Array, total: Array) -> Array:
+        gate_up, down = (
+            jax.lax.dynamic_index_in_dim(stack, chosen[place], 0, keepdims=False)
+            for stack in (weights.gate_up, weights.down)
+        )
+        return total + (_gated(x[None] @ gate_up.T) * shares[place]) @ down.T
+
+    return jax.lax.fori_loop(0, chosen.shape[0], add_expert, jnp.zeros_like(x[None]))[0]
 
 
 def _grouped(
@@ -74,7 +81,7 @@ def _grouped(
     expert_of = jnp.clip(jnp.searchsorted(jnp.cumsum(tiles_of), jnp.arange(tiles), side="right"), 0, number - 1)
     token_of = jnp.zeros(tiles * tile, jnp.int32).at[slot].set((order // used).astype(jnp.int32))
     tiled = x[token_of].reshape(tiles, tile, -1)
-    hidden = _gated(jnp.einsum("ntd,ndf->ntf", tiled, weights.gate_up[expert_of]))
-    out = jnp.einsum("ntf,nfd->ntd", hidden, weights.down[expert_of]).reshape(tiles * tile, -1)
+    hidden = _gated(jnp.einsum("ntd,nfd->ntf", tiled, weights.gate_up[expert_of]))
+    out = jnp.einsum("ntf,ndf->ntd", hidden, weights.down[expert_of]).reshape(tiles * tile, -1)
     slot_of = jnp.zeros(pairs, jnp.int32).at[order].set(slot.astype(jnp.int32)).reshape(count, used)
     return jnp.sum(out[slot_of] * shares[:, :, None], axis=1)

@@ -26,15 +26,15 @@ States = tuple[SequenceState, ...]
 Dequantize = Callable[[Array, int], Array]
 
 
-def embed(weights: Weights, tokens: Int[Array, "sequences t"], plan: Plan) -> Float[Array, "all s d"]:
+def embed(embedding: Float[Array, "v d"], tokens: Int[Array, "..."], plan: Plan) -> Float[Array, "all s d"]:
     """The residual streams of all tokens of all sequences: equal copies of the embedding."""
-    embedded = weights.embedding[tokens.reshape(-1)]
+    embedded = embedding[tokens.reshape(-1)]
     return jnp.broadcast_to(embedded[:, None, :], (embedded.shape[0], plan.config.streams, embedded.shape[1]))
 
 
 def run_layers(
-    weights: Weights,
-    layers: range,
+    layers: tuple[Layer, ...],
+    numbers: range,
     streams: Float[Array, "all s d"],
     states: States,
     counts: Int[Array, "sequences"],
@@ -43,8 +43,8 @@ def run_layers(
 ) -> tuple[Float[Array, "all s d"], States]:
     """Run some layers in order; the states come back with what those layers changed."""
     config = plan.config
-    for number in layers:
-        layer = weights.layers[number]
+    for number in numbers:
+        layer = layers[number]
         x, inject = read_streams(layer.hc_mixer, streams, config)
         mixed, states = _mix(layer, number, x, states, counts, plan)
         record(f"blk.{number}.mixer", mixed)
@@ -120,11 +120,13 @@ def forward(
     Of each sequence's tokens the first `counts` are real, the rest is padding and leaves no trace.
     """
     layer = plan.config.ple.layer
-    streams = embed(weights, tokens, plan)
-    streams, states = run_layers(weights, range(layer), streams, states, counts, plan, record)
+    streams = embed(weights.embedding, tokens, plan)
+    streams, states = run_layers(weights.layers, range(layer), streams, states, counts, plan, record)
     rows = dequantize(packed, plan.table_type).reshape(streams.shape[0], -1)
     streams, states = add_ple(weights, streams, rows, states, counts, plan, record)
-    streams, states = run_layers(weights, range(layer, plan.config.layers), streams, states, counts, plan, record)
+    streams, states = run_layers(
+        weights.layers, range(layer, plan.config.layers), streams, states, counts, plan, record
+    )
     logits, states = finish(weights, streams, states, counts, plan)
     return logits, streams, states
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import gguf
 import jax
@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from fast.model import States, add_ple, embed, finish, forward, head, run_layers
 from fast.rows.dequantize import dequantize_jax
 from fast.settings import Plan
-from fast.weights import Weights
+from fast.state import DeltaState, Recurrent, SequenceState, early_state
+from fast.weights import Layer, Weights
 from reference.shapes import Array, Float
 
 Tree = TypeVar("Tree")
@@ -57,28 +58,42 @@ def all_logits(weights: Weights, streams: Array, plan: Plan) -> Float[Array, "al
         return head(weights, streams, plan)
 
 
-@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))
-def advance_before_ple(
-    weights: Weights, tokens: Array, states: States, counts: Array, plan: Plan
-) -> tuple[Array, States]:
-    """The part of a step that needs no rows."""
+@partial(jax.jit, static_argnames=("plan",))
+def decode_before_ple(
+    embedding: Array, layers: tuple[Layer, ...], token: Array, mixers: tuple[DeltaState, ...], one: Array, plan: Plan
+) -> tuple[Array, tuple[Any, ...]]:
+    """The part of a decode step that needs no rows: the streams, and the states of the layers before the PLE layer.
+
+    It takes nothing over: a step that was begun and is not wanted is dropped, and the sequence stands where it stood.
+    """
     with jax.default_matmul_precision(plan.precision):
-        streams = embed(weights, tokens, plan)
-        return run_layers(weights, range(plan.config.ple.layer), streams, states, counts, plan)
+        streams = embed(embedding, token, plan)
+        states: States = (early_state(mixers),)
+        streams, states = run_layers(layers, range(len(layers)), streams, states, one, plan)
+        return streams, states[0].recurrent.mixers
 
 
-@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))
-def advance_from_ple(
-    weights: Weights, streams: Array, packed: Array, states: States, counts: Array, plan: Plan
-) -> tuple[Outcome, States]:
-    """The rest of it."""
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("state", "mixers"))
+def decode_from_ple(
+    weights: Weights,
+    streams: Array,
+    packed: Array,
+    state: SequenceState,
+    mixers: tuple[DeltaState, ...],
+    one: Array,
+    plan: Plan,
+) -> tuple[Outcome, SequenceState]:
+    """The rest of it; `mixers` are those of `decode_before_ple`, and take the place of the first ones of the state."""
     with jax.default_matmul_precision(plan.precision):
         rows = _dequantize(packed, plan.table_type).reshape(streams.shape[0], -1)
-        streams, states = add_ple(weights, streams, rows, states, counts, plan)
+        recurrent = state.recurrent
+        rest = (*mixers, *recurrent.mixers)
+        states: States = (SequenceState(Recurrent(recurrent.position, recurrent.ple_past, rest), state.caches),)
+        streams, states = add_ple(weights, streams, rows, states, one, plan)
         layers = range(plan.config.ple.layer, plan.config.layers)
-        streams, states = run_layers(weights, layers, streams, states, counts, plan)
-        logits, states = finish(weights, streams, states, counts, plan)
-        return _outcome(logits), states
+        streams, states = run_layers(weights.layers, layers, streams, states, one, plan)
+        logits, states = finish(weights, streams, states, one, plan)
+        return _outcome(logits), states[0]
 
 
 @partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))

@@ -88,7 +88,7 @@ class Sequence:
         return [token for token, _ in self.generate(count)]
 
     def generate(self, count: int) -> Iterator[tuple[int, float]]:
-        """As `greedy`, one token and its margin at a time; it is fed when the next one is asked for, or at the end."""
+        """As `greedy`, one token and its margin at a time; a token that is handed out has been fed."""
         yield from self.engine.generate(self, count)
 
     def next_token(self) -> tuple[int, float]:

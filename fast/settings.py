@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import lcm
 from pathlib import Path
 
@@ -23,7 +24,7 @@ class EngineSettings:
     precision: of matrix products, a name that `jax.default_matmul_precision` takes; anything but "highest" may change
     tokens and is refused by the gate. checkpoints: states kept for going back; checkpoint_every: generated tokens
     between two of them. cache_dir: where compiled programs are kept between processes; None: nowhere.
-    overlap: in decode, compute the layers before the PLE layer while its rows are read ("auto": when reading is slow).
+    overlap: in decode, compute the layers before the PLE layer while its rows are read.
     """
 
     context: int = 4096
@@ -33,7 +34,7 @@ class EngineSettings:
     checkpoints: int = 8
     checkpoint_every: int = 16
     cache_dir: Path | None = None
-    overlap: str = "auto"
+    overlap: bool = True
 
     def __post_init__(self) -> None:
         problems = [
@@ -43,8 +44,6 @@ class EngineSettings:
         ]
         if self.precision not in PRECISIONS:
             problems.append(f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
-        if self.overlap not in ("auto", "always", "never"):
-            problems.append(f"overlap is {self.overlap!r}, expected auto, always or never")
         if self.buckets is not None and (not self.buckets or min(self.buckets) < 1):
             problems.append(f"buckets are {self.buckets}, expected lengths of at least 1")
         if self.context > MAX_CONTEXT:
@@ -59,25 +58,29 @@ class EngineSettings:
 
     @property
     def bucket_sizes(self) -> tuple[int, ...]:
-        """The lengths that are compiled, ascending; the last one is the chunk, the first is 1 (decode)."""
-        if self.buckets is not None:
-            sizes = {size for size in self.buckets if size < self.chunk}
-        else:
-            sizes = {size for size in (16, 64, 256, 1024, 4096) if size < self.chunk}
-        return tuple(sorted(sizes | {1, self.chunk}))
+        """The lengths that are compiled, ascending: powers of two up to 16, then multiples of 16, whose parts are even.
+
+        The first is 1, decode; the last holds a chunk.
+        """
+        sizes = (16, 64, 256, 1024, 4096) if self.buckets is None else self.buckets
+        return tuple(sorted({_padded(size) for size in sizes if size < self.chunk} | {1, _padded(self.chunk)}))
 
     def bucket(self, tokens: int) -> int:
         """The smallest compiled length that holds `tokens`, at most a chunk of them."""
         return next(size for size in self.bucket_sizes if size >= tokens)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """All that a compiled program depends on beside the shapes of its arrays; hashable, a static argument of `jit`.
+    """All that a compiled program depends on beside the shapes of its arrays; a static argument of `jit`.
+
+    Compared by identity, and `plan_for` gives the same object for the same choices: hashing a whole configuration at
+    every call takes 70 us of a decode step.
 
     Units: counts of tokens. room: positions of the caches, the context and one chunk more, so that a padded chunk can
     be written without clamping. delta_chunk: tokens of one matrix form of the delta net. query_tile: queries that
-    attend together, which bounds the memory of scores and gathered keys. expert_tile: tokens of one expert computed together.
+    attend together, which bounds the memory of scores and gathered keys. expert_tile: tokens of one
+    expert computed together.
     """
 
     config: ModelConfig
@@ -89,9 +92,14 @@ class Plan:
     expert_tile: int = 64
 
 
+def _padded(size: int) -> int:
+    return 1 << (size - 1).bit_length() if size <= 16 else -(-size // 16) * 16
+
+
+@lru_cache(maxsize=64)
 def plan_for(config: ModelConfig, table_type: int, settings: EngineSettings) -> Plan:
     """The plan of an engine. The room is whole blocks of every attention layer."""
     layers = zip(config.compress_ratios, config.linear_layers, strict=True)
     unit = lcm(*(max(ratio, 1) for ratio, linear in layers if not linear))
-    room = -(-(settings.context + settings.chunk) // unit) * unit
+    room = -(-(settings.context + settings.bucket_sizes[-1]) // unit) * unit
     return Plan(config=config, table_type=table_type, room=room, precision=settings.precision)

@@ -63,6 +63,12 @@ class SequenceState:
     recurrent: Recurrent
     caches: tuple[KeyValues, ...]
 
+    def without_mixers(self, count: int) -> SequenceState:
+        """The same with the states of the first `count` layers left out."""
+        recurrent = self.recurrent
+        kept = Recurrent(recurrent.position, recurrent.ple_past, recurrent.mixers[count:])
+        return SequenceState(kept, self.caches)
+
 
 def fresh_state(plan: Plan, caches: bool = True) -> SequenceState:
     """The state before a sequence's first token: zeros; without `caches` only its `recurrent` part."""
@@ -90,6 +96,11 @@ def fresh_state(plan: Plan, caches: bool = True) -> SequenceState:
         mixers=tuple(mixers),
     )
     return SequenceState(recurrent, tuple(key_values))
+
+
+def early_state(mixers: tuple[DeltaState, ...]) -> SequenceState:
+    """Only the delta nets of the first layers: all that the layers before the PLE layer read and write in decode."""
+    return SequenceState(Recurrent(jnp.zeros((), jnp.int32), jnp.zeros((0, 0), jnp.float32), mixers), ())
 
 
 def size_bytes(tree: object) -> int:

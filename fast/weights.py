@@ -64,12 +64,15 @@ class Attention:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Experts:
-    """`read` is the router, the shared expert's gate, its gate rows and its up rows; `gate_up` likewise per expert."""
+    """`read` is the router, the shared expert's gate, its gate rows and its up rows; `gate_up` likewise per expert.
+
+    `gate_up` and `down` alone stay output-major: `fast.experts` says why.
+    """
 
     read: Float[Array, "d x_and_1_and_2m"]
     shared_down: Float[Array, "m d"]
-    gate_up: Float[Array, "x d 2f"]
-    down: Float[Array, "x f d"]
+    gate_up: Float[Array, "x 2f d"]
+    down: Float[Array, "x d f"]
 
 
 @jax.tree_util.register_dataclass
@@ -224,9 +227,9 @@ def _attention(take: Take, indexed: bool) -> Attention:
 
 def _experts(take: Take, fused: bool) -> Experts:
     gate_up = (
-        _beside(take("ffn_gate_up_exps.weight"))
+        take("ffn_gate_up_exps.weight")
         if fused
-        else _beside(take("ffn_gate_exps.weight"), take("ffn_up_exps.weight"))
+        else np.concatenate([take("ffn_gate_exps.weight"), take("ffn_up_exps.weight")], axis=1)
     )
     return Experts(
         read=_beside(
@@ -236,8 +239,8 @@ def _experts(take: Take, fused: bool) -> Experts:
             take("ffn_up_shexp.weight"),
         ),
         shared_down=_device(take("ffn_down_shexp.weight").T),
-        gate_up=gate_up,
-        down=_device(take("ffn_down_exps.weight").swapaxes(-1, -2)),
+        gate_up=_device(gate_up),
+        down=_device(take("ffn_down_exps.weight")),
     )
 
 
