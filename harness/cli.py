@@ -12,11 +12,17 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from harness.advise_command import advise
+from harness.bench_command import bench
 from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, EXIT_INTERRUPTED, CannotRun
 from harness.gate_command import gate
+from harness.golden_command import golden_app
 from harness.inspect_command import inspect
 from harness.logits_command import logits
+from harness.report_command import report
+from harness.rows_command import rows
 from harness.synth_command import synth
+from harness.trend_command import trend
 from reference.errors import InputError
 
 
@@ -56,8 +62,9 @@ app = typer.Typer(
     ),
 )
 
-for _command in (gate, inspect, logits, synth):
+for _command in (gate, rows, advise, inspect, logits, synth, bench, report, trend):
     app.command()(_command)
+app.add_typer(golden_app, name="golden")
 
 
 def main() -> None:
