@@ -43,3 +43,24 @@ def gate(session: nox.Session) -> None:
     """The gate on the default model, as a newcomer runs it. Options go behind `--`."""
     install(session)
     session.run("plegate", "gate", *session.posargs)
+
+
+@nox.session
+def golden(session: nox.Session) -> None:
+    """Every recorded case answered again, and compared with its golden."""
+    install(session)
+    session.run("plegate", "golden", "check", *session.posargs)
+
+
+@nox.session(name="property")
+def property_tests(session: nox.Session) -> None:
+    """Property tests with thousands of fresh examples each; a failure prints the line that repeats it."""
+    install(session, "tests")
+    session.run("pytest", "-m", "hypothesis and not slow", *session.posargs, env={"PLEGATE_HYPOTHESIS": "explore"})
+
+
+@nox.session
+def mutation(session: nox.Session) -> None:
+    """Plants faults in processes of their own and requires each to be caught, at the right level, by name."""
+    install(session)
+    session.run("python", "-m", "harness.mutation", *session.posargs)
