@@ -177,14 +177,15 @@ def measure(table: Table, rows: int, repeats: int, seed: int, tell: Callable[[st
     tell(f"device probe: {statistics.median(probes):,.0f} pages/s ({min(probes):,.0f} to {max(probes):,.0f})")
     for mode, c in cold.items():
         tell(
-            f"cold {mode:16s} {statistics.median(c.rates):>9,.0f} pages/s  {statistics.median(c.ratios):5.2f} of the probe "
-            f"({min(c.ratios):.2f} to {max(c.ratios):.2f})  over-read {statistics.median(c.over_read):7.1f}x  "
-            f"in flight {c.concurrency[-1] or 0:.0f}  {c.fallback or ''}"
+            f"cold {mode:16s} {statistics.median(c.rates):>9,.0f} pages/s  "
+            f"{statistics.median(c.ratios):5.2f} of the probe ({min(c.ratios):.2f} to {max(c.ratios):.2f})  "
+            f"over-read {statistics.median(c.over_read):7.1f}x  in flight {c.concurrency[-1] or 0:.0f}  {c.fallback or ''}"
         )
     warm = measure_warm(table, [m for m in on_demand if not m.endswith("-uncached")], rows, 3 * repeats, seed + 1)
     for mode, w in warm.items():
         tell(
-            f"warm {mode:16s} packed {w['packed'] / 1e6:6.2f} M rows/s  float32 on the device {w['f32'] / 1e6:6.2f} M rows/s"
+            f"warm {mode:16s} packed {w['packed'] / 1e6:6.2f} M rows/s  "
+            f"float32 on the device {w['f32'] / 1e6:6.2f} M rows/s"
         )
     decode = measure_decode(table, on_demand[2:], 10 * repeats, seed + 2)
     for mode, d in decode.items():

@@ -1,5 +1,4 @@
-"""Modes that are forbidden, files that shrink, calls that do half of the work: right bytes, a clear word, or an error.
-"""
+"""Modes that are forbidden, files that shrink, calls that do half the work: right bytes, a clear word or an error."""
 
 from __future__ import annotations
 
@@ -102,7 +101,7 @@ def test_o_direct_refused_at_the_first_read_falls_back(
     table: Table, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel itself refuses: windows aligned to one byte, as for a device that lied about its blocks."""
-    monkeypatch.setattr(table_files, "direct_alignment", lambda path, fd: 1)
+    monkeypatch.setattr(table_files, "direct_alignment", lambda *_: 1)
     opened, notices = open_quietly(table, mode, RowSettings())
     with opened:
         assert opened.effective_mode == "direct"
@@ -111,7 +110,7 @@ def test_o_direct_refused_at_the_first_read_falls_back(
 
 
 def test_an_unalignable_file_system_is_believed(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, fd: int) -> int:
+    def refuse(path: Path, _: int) -> int:
         raise reader.ModeUnavailable(f"{path}: the file system does not support O_DIRECT for this file")
 
     monkeypatch.setattr(table_files, "direct_alignment", refuse)
@@ -130,8 +129,7 @@ def test_prefetch_without_process_madvise_uses_madvise(table: Table, refused: di
 
 
 def test_prefetch_resumes_after_a_partial_process_madvise() -> None:
-    """The kernel may take fewer ranges than given, and says so in bytes; one it cannot take is left to the page fault.
-    """
+    """The kernel may take fewer ranges, and says so in bytes; one it cannot take is left to the page fault."""
     taken: list[tuple[int, int]] = []
 
     def call(name: str, *arguments: int) -> int:
@@ -314,7 +312,7 @@ def test_a_mode_without_enough_memory_says_what_to_do(table: Table, monkeypatch:
 
     monkeypatch.setattr(resident, "available_bytes", lambda: 1000)
     with pytest.raises(
-        InputError, match="mode resident needs 0.00 GiB of memory, 0.00 GiB are available: use mode auto"
+        InputError, match=r"mode resident needs 0\.00 GiB of memory, 0\.00 GiB are available: use mode auto"
     ):
         open_rows(table, "resident")
 

@@ -1,0 +1,82 @@
+"""Nothing is left behind: descriptors, threads and anonymous memory stay flat over readers and batches."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fast.rows import MODES, RowCache, RowSettings, Segment, Table, open_rows, residency
+from tests.rows.tables import Type, open_descriptors
+
+SETTINGS = RowSettings(inline_rows=8, workers=4)
+MIB = 1 << 20
+
+
+def threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_readers_leave_no_descriptor_and_no_thread(table: Table, mode: str) -> None:
+    ids = np.arange(0, 3000, 3)
+    for number in range(12):
+        if number == 2:
+            gc.collect()
+            before = open_descriptors(), threads()
+        with open_rows(table, mode, SETTINGS) as reader:
+            reader.gather(ids)
+            reader.gather(ids[:4])
+    gc.collect()
+    # A worker that was told to end may still be on its way out.
+    assert open_descriptors() <= before[0]
+    assert threads() <= before[1] + SETTINGS.workers  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_descriptors_and_memory_are_flat_over_batches(table: Table, mode: str) -> None:
+    generator = np.random.default_rng(1)
+    with open_rows(table, mode, SETTINGS) as reader:
+        for number in range(300):
+            if number == 30:
+                before = open_descriptors(), residency.anonymous_bytes()
+            reader.gather(generator.integers(0, table.rows, 5 + 500 * (number % 3)))
+            assert reader.last.rows_requested
+        assert open_descriptors() == before[0]
+        assert residency.anonymous_bytes() - before[1] < 8 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "resident"])
+def test_ten_thousand_batches_over_six_gib_stay_within_64_mib(tmp_path: Path, mode: str) -> None:
+    """A sparse file: the kernel, the mapping and the reader see 6 GiB, the disk holds nothing."""
+    rows = 6 * 2**30 // 90
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(64 + rows * 90)
+    table = Table(Type.IQ4_NL, rows, 160, 90, (Segment(path, 64, 0, rows),))
+    generator = np.random.default_rng(2)
+    with open_rows(table, mode) as reader:
+        reader.gather(generator.integers(0, rows, 512))
+        before = open_descriptors(), residency.anonymous_bytes()
+        peak = 0
+        for number in range(10_000):
+            reader.gather(generator.integers(0, rows, 16 if number % 2 else 512))
+            if number % 50 == 0:
+                peak = max(peak, residency.anonymous_bytes())
+            if number % 2500 == 2499:
+                reader.trim()
+        assert peak - before[1] < 64 * MIB
+        assert open_descriptors() == before[0]
+
+
+def test_a_row_cache_keeps_its_budget_over_batches(table: Table) -> None:
+    generator = np.random.default_rng(3)
+    with RowCache(open_rows(table, "mmap", SETTINGS), budget_bytes=MIB) as cache:
+        cache.gather(generator.integers(0, table.rows, 400))
+        before = residency.anonymous_bytes()
+        for _ in range(300):
+            cache.gather(generator.integers(0, table.rows, 400))
+        assert residency.anonymous_bytes() - before < 4 * MIB
