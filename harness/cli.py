@@ -1,7 +1,7 @@
 """The command line: `plegate COMMAND`. Every command is a module of its own; this file names them and maps errors.
 
 Exit codes: 0 good, 1 a difference was found, 2 bad input, 3 something that was asked for could not be run, 130 Ctrl-C.
-Command modules import jax, matplotlib and tokenizers only where they use them, so that `--help` and `inspect` are quick.
+Command modules import jax, matplotlib and tokenizers where they use them, so that `--help` and `inspect` are quick.
 """
 
 from __future__ import annotations

@@ -32,10 +32,9 @@ class EngineSequence(Protocol):
 
 
 class Engine(Protocol):
-    """An engine with a model loaded; `reader` may be exchanged between sequences."""
+    """An engine with a model loaded."""
 
     config: ModelConfig
-    reader: RowReader
 
     def new_sequence(self) -> EngineSequence:
         """A sequence at its start."""
@@ -103,7 +102,9 @@ def make_engine(name: str, model: GgufFile, reader: RowReader, room: int, chunk:
         from fast.settings import EngineSettings
         from harness.synth import cache_folder
 
-        return FastEngine(model, reader, EngineSettings(context=room, chunk=chunk, cache_dir=cache_folder() / "programs"))
+        return FastEngine(
+            model, reader, EngineSettings(context=room, chunk=chunk, cache_dir=cache_folder() / "programs")
+        )
     raise InputError(f"engine {name!r} does not exist, expected reference or fast")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 
-class EngineName(str, Enum):
+class EngineName(StrEnum):
     """The two engines of this project."""
 
     reference = "reference"
