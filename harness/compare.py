@@ -19,6 +19,7 @@ from fast.rows import Table
 
 Packed = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
+SHOWN_BYTES = 12
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,14 @@ class RowDifference:
         return (
             f"first difference in {self.level} rows: prompt {self.prompt}, token {self.token}, head {self.head}, "
             f"row {self.row} (at byte {self.offset_bytes} of {self.shard}), byte {self.byte} of the row: "
-            f"found 0x{self.found:02x}, expected 0x{self.expected:02x}"
+            f"found 0x{self.found:02x}, expected 0x{self.expected:02x}; from there found {self._from(self.found_row)}, "
+            f"expected {self._from(self.expected_row)}"
         )
+
+    def _from(self, row: str) -> str:
+        """The row's bytes from the first difference on, a few of them; all are in the JSON."""
+        shown = row[2 * self.byte : 2 * (self.byte + SHOWN_BYTES)]
+        return shown + ("..." if len(row) > 2 * (self.byte + SHOWN_BYTES) else "")
 
 
 @dataclass(frozen=True)

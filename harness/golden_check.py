@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +13,7 @@ from rich.text import Text
 from harness.case_models import model_path
 from harness.case_registry import case_by_id, cases
 from harness.cases import Case, ModeSource
+from harness.checks import Finding
 from harness.errors import CannotRun
 from harness.gate import GateOptions, run_gate
 from harness.goldens.store import read_golden
@@ -62,8 +63,7 @@ def check_goldens(names: Sequence[str], engine: str, mode: str, cache_dir: Path 
 
 
 def _in_any_mode(case: Case) -> Case:
-    from dataclasses import replace
-
+    """The case with its tokens run in whatever mode was asked for."""
     return replace(case, modes=None)
 
 
@@ -89,7 +89,7 @@ def print_checks(results: Sequence[ModelCheck]) -> None:
     console.print(Text(f"verdict: {equal} of {total} cases answer as recorded."))
 
 
-def _findings(check: ModelCheck) -> list:  # type: ignore[type-arg]
+def _findings(check: ModelCheck) -> list[Finding]:
     if check.result is None:
         return []
     return [*check.result.findings, *(finding for mode in check.result.modes for finding in mode.findings)]

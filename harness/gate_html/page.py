@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
 from typing import Any
 
 from harness.checks import CHECKS
@@ -12,14 +11,6 @@ from harness.gate_html.plots import margin_panels, mode_panels
 from harness.gate_report import LEVEL_COLUMNS, cell, described, repeat_command, summary
 from harness.report.page import style, template
 from harness.verdicts import DIFFERENT, EQUAL, GateResult, MarginLine, ModeVerdict
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A plot with what it shows."""
-
-    caption: str
-    picture: str
 
 
 def gate_as_html(result: GateResult) -> str:
@@ -37,8 +28,8 @@ def gate_as_html(result: GateResult) -> str:
         counters=[_counters(mode) for mode in result.modes],
         evidence=[(mode.name, _evidence(mode)) for mode in result.modes if mode.evidence],
         margins=[_margins(line) for line in result.margins],
-        mode_panels=[Panel(*panel) for panel in mode_panels(result)],
-        margin_panels=[Panel(*panel) for panel in margin_panels(result)],
+        mode_panels=mode_panels(result),
+        margin_panels=margin_panels(result),
         checks=list(CHECKS.values()),
         machine=_machine(),
     )

@@ -132,8 +132,8 @@ class _Recorder:
             "logits": max(LOGITS_FLOOR, float(f"{self.logits_apart:.3g}")),
             "measured": float(f"{self.logits_apart:.3g}"),
             "intermediates": float(f"{self.values_apart:.3g}"),
-            "how": "logits: largest difference of any logit between reference and fast, at every position of prompts "
-            f"and answers, stated as {LOGITS_FLOOR} at least; intermediates: of any named value, by its root mean square",
+            "how": "logits: largest difference of any logit of reference and fast, at every position of prompts "
+            f"and answers, stated as {LOGITS_FLOOR} at least; intermediates: of any value, by its root mean square",
         }
 
 
