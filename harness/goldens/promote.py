@@ -29,6 +29,7 @@ def promote(case: str, reason: str, candidates: Path | None = None, checkout: Pa
     check_margins(candidate, str(source))
     check_clean(checkout)
     target = checkout / "goldens" / f"{case}.json"
+    target.parent.mkdir(exist_ok=True)
     write_text(target, dumps(replace(candidate, reason=reason.strip())))
     return target
 
