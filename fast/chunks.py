@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ PackedRows = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.uint64]
 
 
+@runtime_checkable
 class Reader(Protocol):
     """What the engine asks of a table reader; `fast.rows.open_rows` gives one."""
 

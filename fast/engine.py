@@ -7,7 +7,7 @@ from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -167,7 +167,7 @@ class FastEngine:
         """Stop the reading thread. The reader stays open: it is the caller's."""
         self._gatherer.shutdown(wait=True, cancel_futures=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> FastEngine:
         return self
 
     def __exit__(

@@ -32,14 +32,14 @@ class Saved:
 
     model: object
     tokens: tuple[int, ...]
-    recurrent: Recurrent
-    caches: tuple[KeyValues, ...]
+    recurrent: tuple[npt.NDArray[np.generic], ...]
+    caches: tuple[tuple[FloatLogits, FloatLogits, FloatLogits], ...]  # keys, values, block keys of an attention layer
     last: Outcome | None
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the saved arrays."""
-        return sum(leaf.nbytes for leaf in jax.tree_util.tree_leaves((self.recurrent, self.caches)))
+        return sum(array.nbytes for array in self.recurrent + sum(self.caches, ()))
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,17 @@ class Sequence:
     def save(self) -> Saved:
         """Everything of this sequence, copied to host memory."""
         # From copies: a NumPy view of the state itself would keep the next step from taking its buffers over.
-        state, filled = jax.tree_util.tree_map(np.asarray, copied(self.state)), self.position
+        state, filled = copied(self.state), self.position
         caches = tuple(
-            KeyValues(
-                keys=cache.keys[:, :filled].copy(),
-                values=cache.values[:, :filled].copy(),
-                blocks=cache.blocks[: _blocks(self.engine.ratios[place], filled)].copy(),
+            (
+                np.asarray(cache.keys)[:, :filled].copy(),
+                np.asarray(cache.values)[:, :filled].copy(),
+                np.asarray(cache.blocks)[: _blocks(self.engine.ratios[place], filled)].copy(),
             )
             for place, cache in enumerate(state.caches)
         )
-        last = self._last_alone()
-        return Saved(self.engine.identity, tuple(self.tokens), state.recurrent, caches, last)
+        recurrent = tuple(np.array(leaf) for leaf in jax.tree_util.tree_leaves(state.recurrent))
+        return Saved(self.engine.identity, tuple(self.tokens), recurrent, caches, self._last_alone())
 
     def _last_alone(self) -> Outcome | None:
         """The last step's outcome for this sequence, in host memory."""
@@ -132,13 +132,13 @@ class Sequence:
                 f"the saved sequence has {len(saved.tokens)} tokens, expected at most the context of "
                 f"{self.engine.settings.context}: make the engine with a larger context"
             )
-        room = self.engine.plan.room
-        caches = []
-        for place, cache in enumerate(saved.caches):
-            ratio = self.engine.ratios[place]
-            keys, values = (_padded(x, 1, room) for x in (cache.keys, cache.values))
-            caches.append(KeyValues(keys, values, _padded(cache.blocks, 0, room // ratio if ratio else 0)))
-        self._state = SequenceState(jax.tree_util.tree_map(jnp.array, saved.recurrent), tuple(caches))
+        room, caches = self.engine.plan.room, []
+        for ratio, (keys, values, blocks) in zip(self.engine.ratios, saved.caches, strict=True):
+            filled = (_padded(keys, 1, room), _padded(values, 1, room))
+            caches.append(KeyValues(*filled, _padded(blocks, 0, room // ratio if ratio else 0)))
+        structure = jax.tree_util.tree_structure(fresh_state(self.engine.plan, caches=False).recurrent)
+        recurrent = jax.tree_util.tree_unflatten(structure, [jnp.array(leaf) for leaf in saved.recurrent])
+        self._state = SequenceState(recurrent, tuple(caches))
         self.tokens = list(saved.tokens)
         self.margins, self._checkpoints = [], []
         self._last = (saved.last, 0) if saved.last is not None else None
@@ -229,7 +229,7 @@ def _blocks(ratio: int, tokens: int) -> int:
     return tokens // ratio if ratio else 0
 
 
-def _padded(x: jax.Array, axis: int, length: int) -> jax.Array:
+def _padded(x: FloatLogits, axis: int, length: int) -> jax.Array:
     shape = list(x.shape)
     shape[axis] = length
     whole = np.zeros(shape, np.float32)

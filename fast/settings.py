@@ -96,10 +96,15 @@ def _padded(size: int) -> int:
     return 1 << (size - 1).bit_length() if size <= 16 else -(-size // 16) * 16
 
 
-@lru_cache(maxsize=64)
 def plan_for(config: ModelConfig, table_type: int, settings: EngineSettings) -> Plan:
     """The plan of an engine. The room is whole blocks of every attention layer."""
     layers = zip(config.compress_ratios, config.linear_layers, strict=True)
     unit = lcm(*(max(ratio, 1) for ratio, linear in layers if not linear))
     room = -(-(settings.context + settings.bucket_sizes[-1]) // unit) * unit
-    return Plan(config=config, table_type=table_type, room=room, precision=settings.precision)
+    return _the_plan(config, table_type, room, settings.precision)
+
+
+@lru_cache(maxsize=256)
+def _the_plan(config: ModelConfig, table_type: int, room: int, precision: str) -> Plan:
+    """One object for equal choices, so that engines with the same shapes share their compiled programs."""
+    return Plan(config=config, table_type=table_type, room=room, precision=precision)

@@ -71,7 +71,7 @@ class Experts:
 
     read: Float[Array, "d x_and_1_and_2m"]
     shared_down: Float[Array, "m d"]
-    gate_up: Float[Array, "x 2f d"]
+    gate_up: Float[Array, "x ff d"]
     down: Float[Array, "x d f"]
 
 
