@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from harness.atomic import writing
 from harness.bench.cells import Arm
+from harness.bench.plan import LEAD_IN
 from reference.gguf_file import GgufFile
 
 if TYPE_CHECKING:
@@ -21,35 +23,42 @@ if TYPE_CHECKING:
 _FORMAT = 1
 
 
-def make_engine(file: GgufFile, reader: Any, context: int, arm: Arm, cache_dir: Path) -> FastEngine:
+def make_engine(
+    file: GgufFile, reader: Any, context: int, arm: Arm, cache_dir: Path, *, decode: bool = False
+) -> FastEngine:
     """The fast engine with the arm's settings.
 
-    Few buckets, so that few programs are loaded: one token, the tokens before a decode, and whole chunks.
+    Few buckets, so that few programs are loaded: one token, the tokens before a decode, and whole chunks. An engine
+    that only decodes has no larger chunks than the tokens before it.
     """
     from fast.engine import FastEngine
     from fast.settings import EngineSettings
-    from harness.bench.plan import LEAD_IN
 
     programs = cache_dir / "programs"
     programs.mkdir(parents=True, exist_ok=True)
-    wanted = arm.engine_settings()
+    wanted = ({"chunk": LEAD_IN} if decode else {}) | arm.engine_settings()
     settings = EngineSettings(context=context, buckets=(LEAD_IN,), cache_dir=programs, **wanted)
     return FastEngine(file, reader, settings)
 
 
-def depth_state(engine: FastEngine, file: GgufFile, context: Sequence[int], cache_dir: Path) -> Saved | None:
-    """The sequence after the context tokens: from the cache, else made and put there. None at depth 0."""
+def depth_state(
+    engine: FastEngine, file: GgufFile, context: Sequence[int], cache_dir: Path, maker: Callable[[], FastEngine]
+) -> Saved | None:
+    """The sequence after the context tokens: from the cache, else made and put there. None at depth 0.
+
+    maker: gives an engine that takes whole chunks, for the making.
+    """
     if not context:
         return None
     path = cache_dir / "depths" / f"{_key(file, context)}.npz"
     if (saved := _read(path, engine, context)) is not None:
         return saved
-    sequence = engine.new_sequence()
-    sequence.feed(list(context), last_only=True)
-    saved = sequence.save()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, saved)
-    return saved
+    with maker() as other:
+        sequence = other.new_sequence()
+        sequence.feed(list(context), last_only=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(path, sequence.save())
+    return _read(path, engine, context)
 
 
 def _key(file: GgufFile, context: Sequence[int]) -> str:
@@ -78,9 +87,6 @@ def _read(path: Path, engine: FastEngine, context: Sequence[int]) -> Saved | Non
     """The kept state; None when there is none, or what is there is damaged or of other tokens."""
     import jax
 
-    from fast.sequence import Saved
-    from fast.state import fresh_state
-
     try:
         with np.load(path, allow_pickle=False) as content:
             values = dict(content)
@@ -88,8 +94,14 @@ def _read(path: Path, engine: FastEngine, context: Sequence[int]) -> Saved | Non
         return None
     if values["tokens"].tolist() != list(context):
         return None
-    fresh = fresh_state(engine.plan)
-    tree: Any = jax.tree_util.tree_structure((fresh.recurrent, fresh.caches))
+    # A short saved sequence of this engine tells how its arrays hang together; the kept ones take their place.
+    scratch = engine.new_sequence()
+    scratch.feed(list(context[:LEAD_IN]), last_only=True)
+    short = scratch.save()
+    tree: Any = jax.tree_util.tree_structure((short.recurrent, short.caches))
+    if f"leaf{tree.num_leaves - 1}" not in values or f"leaf{tree.num_leaves}" in values:
+        return None
     leaves = [values[f"leaf{number}"] for number in range(tree.num_leaves)]
     recurrent, caches = jax.tree_util.tree_unflatten(tree, leaves)
-    return Saved(engine.identity, tuple(context), recurrent, caches, None)  # every workload feeds something first
+    # Every workload feeds something first: what came out last is not needed.
+    return replace(short, tokens=tuple(context), recurrent=recurrent, caches=caches, last=None)

@@ -20,7 +20,7 @@ def preparation_cells(matrix: Matrix) -> list[Cell]:
     kinds = {work.kind: work for work in reversed(matrix.workloads) if work.kind != "gather"}
     cells = []
     for arm in commits.values():
-        for place, kind in enumerate(sorted(kinds)):
+        for place, kind in enumerate(sorted(kinds, reverse=True)):  # prefill first: its engine makes the states
             depths = matrix.depths if place == 0 else matrix.depths[:1]
             cells += [Cell(arm.name, state, depth, kinds[kind], 0) for depth in depths]
     return cells

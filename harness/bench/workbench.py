@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from harness.bench.stream import Tokens, row_ids
 from reference.config import ModelConfig
 from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf
+
+if TYPE_CHECKING:
+    from fast.engine import FastEngine
 
 
 @dataclass
@@ -171,10 +174,13 @@ class Workbench:
             return
         from harness.bench.depths import depth_state, make_engine
 
-        engine = make_engine(self.file, self.handle, self.context, self.arm, self.cache_dir)
+        def make(decode: bool = False) -> FastEngine:
+            return make_engine(self.file, self.handle, self.context, self.arm, self.cache_dir, decode=decode)
+
+        engine = make(self.workload.kind == "decode")
         self._stack.callback(engine.close)
         self.chunk = engine.settings.chunk
-        saved = depth_state(engine, self.file, tokens.context(self.depth), self.cache_dir)
+        saved = depth_state(engine, self.file, tokens.context(self.depth), self.cache_dir, make)
         self.bench = ModelBench(engine, self.workload, saved, tokens.measured(self.workload, repeat))
 
     def before(self, tokens: Tokens, repeat: int) -> list[int]:

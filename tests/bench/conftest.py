@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,15 @@ import pytest
 from fast.rows import residency
 from harness.bench import protocol
 from harness.bench.cells import COLD, Arm, Cell, Workload
+from harness.bench.depths import depth_state, make_engine
 from harness.bench.machine import machine_facts
 from harness.bench.stream import row_ids
 from harness.bench.workbench import GatherBench, ModelBench, Workbench
 from harness.synth import cache_folder, ensure_model
 from harness.trend.machine import key_facts
+
+if TYPE_CHECKING:
+    from fast.engine import FastEngine
 
 CONTEXT = 4096 + 512 + 64
 
@@ -30,6 +35,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="CELL=FACTOR",
         help="Make one cell slower by that factor, to prove that the trend reports it.",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Measure nothing while the shape checks of the other tests are on: `--confcutdir tests/bench` leaves them out."""
+    if "tests.conftest" in sys.modules or "conftest" in sys.modules:
+        apart = pytest.mark.skip(
+            reason="measured by `nox -s bench`, without the shape checks that slow every call down"
+        )
+        for item in items:
+            if item.path.is_relative_to(Path(__file__).parent):
+                item.add_marker(apart)
 
 
 def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
@@ -56,6 +72,7 @@ class Station:
         self.readers = {"prefetch": self.bench.handle.reader}
         self._engine: Any = None
         self._saved: dict[int, Any] = {}
+        self._cases: dict[Cell, Case] = {}
 
     def reader(self, mode: str) -> Any:
         from fast.rows import open_rows
@@ -65,23 +82,29 @@ class Station:
         return self.readers[mode]
 
     def case(self, cell: Cell, mode: str) -> Case:
-        from harness.bench.depths import depth_state, make_engine
+        if cell not in self._cases:
+            self._cases[cell] = Case(self, cell, mode, self._bench_of(cell))
+        return self._cases[cell]
 
-        tokens = self.bench.tokens()
+    def _bench_of(self, cell: Cell) -> Any:
         if cell.workload.kind == "gather":
-            bench: Any = GatherBench(self.bench.handle)
+            bench = GatherBench(self.bench.handle)
             bench.heads = self.bench.config.ple.hash
-        else:
-            if self._engine is None:
-                self._engine = make_engine(self.bench.file, self.bench.handle, CONTEXT, self.bench.arm, self.cache_dir)
-                self._engine.warm_up(with_logits=False)
-            if cell.depth not in self._saved:
-                self._saved[cell.depth] = depth_state(
-                    self._engine, self.bench.file, tokens.context(cell.depth), self.cache_dir
-                )
-            lead_in = tokens.measured(cell.workload, cell.repeat)
-            bench = ModelBench(self._engine, cell.workload, self._saved[cell.depth], lead_in)
-        return Case(self, cell, mode, bench)
+            return bench
+        tokens = self.bench.tokens()
+        if self._engine is None:
+            self._engine = self._make_engine()
+            self._engine.warm_up(with_logits=False)
+        if cell.depth not in self._saved:
+            context = tokens.context(cell.depth)
+            self._saved[cell.depth] = depth_state(
+                self._engine, self.bench.file, context, self.cache_dir, self._make_engine
+            )
+        lead_in = tokens.measured(cell.workload, cell.repeat)
+        return ModelBench(self._engine, cell.workload, self._saved[cell.depth], lead_in)
+
+    def _make_engine(self) -> FastEngine:
+        return make_engine(self.bench.file, self.bench.handle, CONTEXT, self.bench.arm, self.cache_dir)
 
     def close(self) -> None:
         if self._engine is not None:

@@ -19,8 +19,8 @@ from harness.trend.runs import PROBE
 
 pytestmark = pytest.mark.slow
 PASSES = 3
-GATHER, PREFILL, DECODE = Workload("gather", 512), Workload("prefill", 512), Workload("decode", 32)
-MODEL_MODES = ("prefetch", "mmap-random", "uring", "auto")
+GATHER, PREFILL, DECODE = Workload("gather", 512), Workload("prefill", 256), Workload("decode", 16)
+MODEL_MODES = ("prefetch", "mmap-random", "auto")
 ROUNDS = {
     "gather": 6,
     "prefill": 4,
