@@ -86,7 +86,9 @@ def summary(result: GateResult) -> str:
             f"verdict: different. {result.findings[0].level}: what is recorded, or the file, is not what was expected."
         )
     if count[EQUAL] == len(result.modes):
-        return f"verdict: equal. {count[EQUAL]} modes gave the same rows, byte for byte, and the same tokens."
+        modes = f"{count[EQUAL]} mode{'s' if count[EQUAL] > 1 else ''}"
+        tokens = ", and the same tokens" if any(mode.tokens_compared for mode in result.modes) else ""
+        return f"verdict: equal. {modes} gave the same rows, byte for byte{tokens}."
     rest = ", ".join(f"{number} {name}" for name, number in count.items() if number and name != EQUAL)
     word = "different" if count[DIFFERENT] or count[UNSTEADY] else "incomplete"
     return f"verdict: {word}. {count[EQUAL]} of {len(result.modes)} modes equal, {rest}."

@@ -14,8 +14,11 @@ from typer.testing import CliRunner
 
 from fast.rows import MODES, RowSettings, syscalls
 from harness import gate
+from harness.case_registry import case_by_id
+from harness.cases import parse_modes
 from harness.cli import app
 from harness.evidence import _EXPECTED
+from harness.gate_report import summary
 from reference.config import config_from
 from reference.gguf_file import open_gguf
 from reference.tensors import TABLE
@@ -180,15 +183,15 @@ def test_gate_compares_fixture_with_its_golden(tmp_path: Path) -> None:
     assert {line["needed"] for line in result["margins"]} == {1e-3}
 
 
-def test_gate_fails_on_missing_golden(monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness import gate_choice
-
-    monkeypatch.setattr(gate_choice, "read_golden", lambda _: None)
-    code, output = run(TINY_QUANT, "--case", "tiny-quant", "--mode", "resident", "--engine", "reference")
-    flat = " ".join(output.split())
-    assert code == 1
-    assert "case tiny-quant has no golden: make it with `plegate golden record tiny-quant`" in flat
-    assert "verdict: different" in flat
+def test_gate_fails_on_missing_golden() -> None:
+    """A registered case without its golden is a difference that says how to make it, whatever its rows are."""
+    case = dataclasses.replace(case_by_id("tiny-quant"), generate=0)
+    options = gate.GateOptions(goldens={"tiny-quant": None})
+    result = gate.run_gate(TINY_QUANT, [case], parse_modes(["resident"]), options)
+    assert result.exit_code == 1
+    assert [finding.check for finding in result.findings] == ["golden file"]
+    assert "has no golden: make it with `plegate golden record tiny-quant`" in result.findings[0].story
+    assert summary(result).startswith("verdict: different")
 
 
 @pytest.mark.parametrize(

@@ -81,9 +81,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 def test_session_fails_without_the_check_that_catches() -> None:
-    code, output = _session(["golden of another file"], [])
-    assert code == 0, output
-    assert "slips through" in output
+    """Here for one check; `nox -s mutation` does it for every check, without restarting the session for each."""
     code, output = _session(["golden of another file"], ["golden file"])
     assert code == 1
     assert "slipped through, expected 'golden file' to catch it" in output
