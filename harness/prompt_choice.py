@@ -14,7 +14,7 @@ from reference.gguf_file import open_gguf
 def choose_prompts(
     model: Path, texts: Sequence[str], text_files: Sequence[Path], token_files: Sequence[Path]
 ) -> list[TokenPrompt]:
-    """The prompts of a command line as ids, in order: `--prompt`, `--prompt-file`, `--tokens`; none: the built-in texts.
+    """The prompts of a command line as ids: `--prompt`, `--prompt-file`, `--tokens`; none given: the built-in texts.
 
     Raises: InputError for an unreadable file, an empty prompt, or text for a model without a vocabulary.
     """
