@@ -14,6 +14,7 @@ from harness.trend.runs import BenchRun, Measured
 FACTOR = 1.25  # smaller changes are not reported: two runs of the same code differ by up to a tenth
 SIGNIFICANCE = 0.02  # four times against four reach 1/70; the factor is what keeps chance out
 EARLIER_RUNS = 5  # how many of the earlier runs a new one is compared with
+MAD_TO_SIGMA = 1.4826  # of a normal distribution
 FEWEST_FOR_DRIFT = 8  # cells from which it can be told that a whole run is slower
 
 
@@ -22,7 +23,8 @@ class Change:
     """A cell in the new run against the earlier ones. Units: seconds; factor above 1 is slower.
 
     factor: with the drift of the whole run taken out. limit: the factor to be exceeded here, from how much the earlier
-    runs differ among themselves. p: of Mann and Whitney's test on the undisturbed times.
+    runs differ among themselves in this cell, and the new one from them in all cells. p: of Mann and Whitney's test
+    on the undisturbed times.
     """
 
     cell: Measured
@@ -45,7 +47,11 @@ class Change:
 
 @dataclass
 class Verdict:
-    """A new run against earlier ones. drift: the factor by which the whole run is slower; probes: the same of them."""
+    """A new run against earlier ones. drift: the factor by which the whole run is slower; probes: the same of them.
+
+    scatter: how far the cells lie apart around the drift, as a standard deviation of logarithms; one slow cell leaves
+    it.
+    """
 
     new: BenchRun
     earlier: list[BenchRun]
@@ -53,6 +59,7 @@ class Verdict:
     missing: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     drift: float = 1.0
+    scatter: float = 0.0
     probes: float | None = None
 
     @property
@@ -98,7 +105,10 @@ def compare(new: BenchRun, earlier: Sequence[BenchRun]) -> Verdict:
     probes = [ratios[cell.name] for cell, _ in pairs if cell.probe]
     verdict.drift = median(own) if len(own) >= FEWEST_FOR_DRIFT else 1.0
     verdict.probes = median(probes) if probes else None
-    verdict.changes = [_change(cell, found, verdict.drift) for cell, found in pairs if not cell.probe]
+    if len(own) >= FEWEST_FOR_DRIFT:
+        verdict.scatter = MAD_TO_SIGMA * median(abs(log(ratio / verdict.drift)) for ratio in own)
+    least = max(FACTOR, exp(3 * verdict.scatter))
+    verdict.changes = [_change(cell, found, verdict.drift, least) for cell, found in pairs if not cell.probe]
     return verdict
 
 
@@ -106,7 +116,7 @@ def _of(runs: Sequence[BenchRun], name: str) -> list[Measured]:
     return [run.cells[name] for run in runs if name in run.cells]
 
 
-def _change(cell: Measured, found: Sequence[Measured], drift: float) -> Change:
+def _change(cell: Measured, found: Sequence[Measured], drift: float, least: float) -> Change:
     from scipy.stats import mannwhitneyu
 
     before = median(measured.value for measured in found)
@@ -115,4 +125,4 @@ def _change(cell: Measured, found: Sequence[Measured], drift: float) -> Change:
     now = [time / drift for time in cell.undisturbed]
     old = [time for measured in found for time in measured.undisturbed]
     p = float(mannwhitneyu(now, old, alternative="greater" if factor >= 1 else "less").pvalue)
-    return Change(cell, before, cell.value, factor, max(FACTOR, exp(2 * noise)), p)
+    return Change(cell, before, cell.value, factor, max(least, exp(2 * noise)), p)

@@ -28,15 +28,15 @@ class Measured:
 
     @property
     def undisturbed(self) -> list[float]:
-        """The fastest third: one quiet pass of three is enough.
+        """The fastest sixth, four times at least.
 
         Whatever else a machine does makes things slower, hardly ever faster, and not all the time.
         """
-        return sorted(self.times)[: -(-len(self.times) // 3)]
+        return sorted(self.times)[: max(4, len(self.times) // 6)]
 
     @property
     def value(self) -> float:
-        """The time that stands for the cell: the median of the fastest third."""
+        """The time that stands for the cell: the median of the fastest sixth."""
         return median(self.undisturbed)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp
 
 from harness.trend.compare import FACTOR, SIGNIFICANCE, Change, Verdict
 
@@ -34,6 +35,8 @@ def notes(verdict: Verdict) -> list[str]:
         lines.append(
             f"The whole run took {verdict.drift:.2f} times as long{probes}; this is taken out of every factor."
         )
+    if (least := exp(3 * verdict.scatter)) > FACTOR:
+        lines.append(f"The runs are noisy: factors below {least:.2f} are not reported.")
     if verdict.added:
         lines.append(f"New, with nothing to compare with: {', '.join(verdict.added)}.")
     if verdict.new.dirty:
@@ -53,7 +56,7 @@ def markdown(verdict: Verdict) -> str:
     lines += _table("Faster", verdict.faster)
     lines += [*notes(verdict), ""] if notes(verdict) else []
     lines.append(
-        f"<sub>{machine}. Reported: a factor of {FACTOR} or more (more where earlier runs differ among themselves) "
+        f"<sub>{machine}. Reported: a factor of {FACTOR} or more (more where runs are noisy) "
         f"with p < {SIGNIFICANCE}.</sub>"
     )
     return "\n".join(lines) + "\n"

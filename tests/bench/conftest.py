@@ -144,8 +144,9 @@ class Case:
                 f"{resident:.1%} of the rows are in memory: {self.cell.id} is not warm"
             )
 
-    def run(self) -> None:
-        self.bench.run(self.measured, self.cell.workload.tokens)
+    def run(self, often: int) -> None:
+        for _ in range(often):
+            self.bench.run(self.measured, self.cell.workload.tokens)
 
 
 @pytest.fixture(scope="session")
