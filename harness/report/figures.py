@@ -91,6 +91,8 @@ def lines(
         axes.set_ylabel(y_label)
         if log_y:
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
         elif from_zero:
             axes.set_ylim(bottom=0)
         if ticks is not None:
@@ -111,6 +113,7 @@ def bars(values: dict[str, float], look: dict[str, Look], label: str, *, log: bo
         axes.grid(axis="y", visible=False)
         if log:
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.18)
 
     return _svg(draw)

@@ -51,9 +51,10 @@ def _panel(runs: Sequence[BenchRun], caption: str, names: dict[str, str], look: 
     for mode, name in names.items():
         points = [(place, 1e3 * run.cells[name].value) for place, run in enumerate(runs) if name in run.cells]
         drawn.append(Series(mode, [x for x, _ in points], [y for _, y in points]))
-    step = -(-len(runs) // 8)  # more labels than this run into each other
+    step = -(-len(runs) // 4)  # more labels than this run into each other
     ticks = list(range(0, len(runs), step))
     labels = [runs[tick].label for tick in ticks]
-    # Cells of a panel may lie three orders of magnitude apart.
-    picture = lines(drawn, look, "commit", "ms, lower is better", ticks=ticks, tick_labels=labels, log_y=True)
+    values = [y for line in drawn for y in line.y]
+    apart = max(values) > 20 * min(values)  # cells of a panel may lie three orders of magnitude apart
+    picture = lines(drawn, look, "commit", "ms, lower is better", ticks=ticks, tick_labels=labels, log_y=apart)
     return {"caption": caption, "picture": picture}
