@@ -65,6 +65,7 @@ def run_trial(fault: Fault | None, without: frozenset[str] = frozenset()) -> Tri
 
 def _judge(trial: Trial, without: frozenset[str]) -> Caught:
     started = time.perf_counter()
+    trial.begin()
     case = replace(case_by_id(trial.case), modes=None)
     options = GateOptions(
         goldens={trial.case: trial.golden}, without=without, program_cache=cache_folder() / "programs"
