@@ -3,11 +3,11 @@
     plegate synth table --gib 6 --out big.gguf
     python -m tests.rows.measure big.gguf [--rows 32768] [--repeats 3] [--json FILE]
 
-Cold, each repeat: a device probe (random 4 KiB O_DIRECT reads, depth 256, as many as the batch has pages), the modes
-one by one, a probe again; every second repeat in reverse order. Every mode gets rows of its own from the same
-generator, the table's range is evicted before and verified by mincore, and a mode's rate is divided by the mean of the
-two probes around its repeat. Warm, and the 16 rows of a decode step: see the functions. Medians are reported, the
-spread beside them.
+Cold: device probes (random 4 KiB O_DIRECT reads, depth 256, one for each row) alternate with the modes,
+whose order is reversed every second repeat; a rate is divided by the mean of the probes right before and after it,
+because a device's limit drifts. Every gather gets rows of its own, and the table's range is evicted before, which is
+verified by mincore. Warm, and the 16 rows of a decode step: see the functions. Medians are reported, the spread beside
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SLOW_MODES = {"mmap": 2048, "mmap-sequential": 2048}
 
 @dataclass
 class Cold:
-    """Cold results of one mode. Units: rates in pages per second, ratios to the probes of the same repeat."""
+    """Cold results of one mode. Units: rates in pages per second, ratios to the probes around each gather."""
 
     rates: list[float] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
@@ -54,17 +54,16 @@ def measure_cold(
     probes: list[float] = []
     generator = np.random.default_rng(seed)
     for repeat in range(repeats):
-        order = list(modes) if repeat % 2 == 0 else list(reversed(modes))
         before = _probe(table, rows, generator)
-        measured: dict[str, float] = {}
-        for mode in order:
+        probes.append(before)
+        for mode in list(modes) if repeat % 2 == 0 else list(reversed(modes)):
             ids = generator.integers(0, table.rows, min(rows, SLOW_MODES.get(mode, rows)))
-            measured[mode] = _cold_gather(table, mode, ids, generator, results[mode])
-        after = _probe(table, rows, generator)
-        probes += [before, after]
-        for mode, rate in measured.items():
+            rate = _cold_gather(table, mode, ids, generator, results[mode])
+            after = _probe(table, rows, generator)
             results[mode].rates.append(rate)
             results[mode].ratios.append(rate / ((before + after) / 2))
+            probes.append(after)
+            before = after
     return results, probes
 
 
@@ -179,7 +178,7 @@ def measure(table: Table, rows: int, repeats: int, seed: int, tell: Callable[[st
         tell(
             f"cold {mode:16s} {statistics.median(c.rates):>9,.0f} pages/s  "
             f"{statistics.median(c.ratios):5.2f} of the probe ({min(c.ratios):.2f} to {max(c.ratios):.2f})  "
-            f"over-read {statistics.median(c.over_read):7.1f}x  in flight {c.concurrency[-1] or 0:.0f}  {c.fallback or ''}"
+            f"over-read {statistics.median(c.over_read):7.1f}x  {c.fallback or ''}"
         )
     warm = measure_warm(table, [m for m in on_demand if not m.endswith("-uncached")], rows, 3 * repeats, seed + 1)
     for mode, w in warm.items():

