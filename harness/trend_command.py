@@ -23,6 +23,10 @@ def trend(
         str | None, typer.Option("--key", metavar="KEY", help="The machine's folder. Left out: that of the newest run.")
     ] = None,
     keep_only: Annotated[bool, typer.Option("--keep-only", help="With --add: keep it, compare nothing.")] = False,
+    busy_too: Annotated[
+        bool,
+        typer.Option("--busy-too", help="Compare also runs during which the machine was busy with something else."),
+    ] = False,
     markdown_file: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report for a pull request.")
     ] = None,
@@ -35,7 +39,8 @@ def trend(
     Runs of different machines (processor, memory, kernel, file system, device, jax) are never compared. A benchmark
     that is missing on one side is reported.
 
-    Exit codes: 0 nothing is slower, 1 something is, or is missing, 2 bad input, 3 there is nothing to compare with.
+    Exit codes: 0 nothing is slower, 1 something is, or is missing, 2 bad input, 3 there is nothing to compare with,
+    or the machine was busy.
     """
     from harness.atomic import write_text
     from harness.errors import CannotRun
@@ -59,7 +64,7 @@ def trend(
             f"{folder / key}: holds {len(runs)} run(s), expected two to compare: run `nox -s bench` first{hint}"
         )
     earlier = runs[:-1] if against is None else [read_run(against)]
-    verdict = compare(runs[-1], earlier)
+    verdict = compare(runs[-1], earlier, busy_too)
     for line in (headline(verdict), *(f"slower: {c.cell.name}: {c.factor:.2f} times" for c in verdict.slower)):
         typer.echo(line)
     for line in (*(f"missing: {name}" for name in verdict.missing), *notes(verdict)):

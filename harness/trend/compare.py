@@ -13,6 +13,7 @@ from harness.trend.runs import BenchRun, Measured
 
 FACTOR = 1.25  # smaller changes are not reported: two runs of the same code differ by up to a tenth
 SIGNIFICANCE = 0.02  # four times against four reach 1/70; the factor is what keeps chance out
+BUSY_CORES = 0.5  # a run beside which others kept more than this busy says nothing about the code
 EARLIER_RUNS = 5  # how many of the earlier runs a new one is compared with
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
 FEWEST_FOR_DRIFT = 8  # cells from which it can be told that a whole run is slower
@@ -49,8 +50,8 @@ class Change:
 class Verdict:
     """A new run against earlier ones. drift: the factor by which the whole run is slower; probes: the same of them.
 
-    scatter: how far the cells lie apart around the drift, as a standard deviation of logarithms; one slow cell leaves
-    it.
+    busy: earlier runs that were left out because the machine was. scatter: how far the cells lie apart around the
+    drift, as a standard deviation of logarithms; one slow cell leaves it.
     """
 
     new: BenchRun
@@ -60,6 +61,7 @@ class Verdict:
     added: list[str] = field(default_factory=list)
     drift: float = 1.0
     scatter: float = 0.0
+    busy: list[BenchRun] = field(default_factory=list)
     probes: float | None = None
 
     @property
@@ -83,19 +85,26 @@ class Verdict:
         return bool(self.slower or self.missing or self.everything_slower)
 
 
-def compare(new: BenchRun, earlier: Sequence[BenchRun]) -> Verdict:
-    """The verdict on a run. Raises: CannotRun when there is no earlier one, or one is of another machine."""
-    if not earlier:
+def compare(new: BenchRun, earlier: Sequence[BenchRun], busy_too: bool = False) -> Verdict:
+    """The verdict on a run. Raises: CannotRun when there is nothing to compare with, or the machine was busy or another."""
+    quiet = [run for run in earlier if busy_too or run.other_cpu <= BUSY_CORES]
+    if not quiet:
+        busy = f" ({len(earlier)} were made while the machine was busy)" if earlier else ""
         raise CannotRun(
-            "there is no earlier run to compare with: `nox -s bench` on the commit to compare with comes first"
+            f"there is no earlier run to compare with{busy}: `nox -s bench` on the commit to compare with first"
         )
-    for run in earlier:
+    if not busy_too and not new.other_cpu <= BUSY_CORES:
+        raise CannotRun(
+            f"other processes kept {new.other_cpu:.1f} cores busy during the new run, expected at most {BUSY_CORES}: "
+            "nothing can be said of the code; run `nox -s bench` again on an idle machine, or compare with --busy-too"
+        )
+    for run in quiet:
         if unlike := differences(new.facts, run.facts):
             raise CannotRun(
                 f"{run.path.name} is of another machine, speeds of two machines are not compared: {'; '.join(unlike)}"
             )
-    recent = list(earlier)[-EARLIER_RUNS:]
-    verdict = Verdict(new, recent)
+    recent = quiet[-EARLIER_RUNS:]
+    verdict = Verdict(new, recent, busy=[run for run in earlier if run not in quiet])
     last = recent[-1].cells
     verdict.missing = sorted(last.keys() - new.cells.keys())
     verdict.added = sorted(new.cells.keys() - {name for run in recent for name in run.cells})

@@ -47,13 +47,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """One run of all benchmarks. facts: those of the machine key."""
+    """One run of all benchmarks. facts: those of the machine key. other_cpu: cores that other processes kept busy."""
 
     path: Path
     facts: dict[str, Any]
     commit: str
     dirty: bool
     when: str
+    other_cpu: float
     cells: dict[str, Measured]
 
     @property
@@ -84,7 +85,8 @@ def read_run(path: Path) -> BenchRun:
     commit = content.get("commit_info", {})
     cells = {name: Measured(name, info[name], tuple(own)) for name, own in times.items()}
     when = content.get("datetime", "")
-    return BenchRun(path, facts, str(commit.get("id") or ""), bool(commit.get("dirty")), when, cells)
+    other = float(content["machine_info"].get("other_cpu") or 0.0)
+    return BenchRun(path, facts, str(commit.get("id") or ""), bool(commit.get("dirty")), when, other, cells)
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def add_run(folder: Path, path: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     last = max((int(m[1]) for file in target.iterdir() if (m := _NUMBERED.fullmatch(file.name))), default=0)
     kept = {
-        "machine_info": {"plegate": {name: run.facts.get(name) for name in FACTS}},
+        "machine_info": {"plegate": {name: run.facts.get(name) for name in FACTS}, "other_cpu": run.other_cpu},
         "commit_info": {name: content.get("commit_info", {}).get(name) for name in ("id", "time", "dirty")},
         "benchmarks": [_stripped(benchmark) for benchmark in content["benchmarks"]],
         "datetime": content.get("datetime"),

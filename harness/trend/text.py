@@ -37,6 +37,8 @@ def notes(verdict: Verdict) -> list[str]:
         )
     if (least := exp(3 * verdict.scatter)) > FACTOR:
         lines.append(f"The runs are noisy: factors below {least:.2f} are not reported.")
+    if verdict.busy:
+        lines.append(f"{len(verdict.busy)} earlier runs are left out: the machine was busy with something else.")
     if verdict.added:
         lines.append(f"New, with nothing to compare with: {', '.join(verdict.added)}.")
     if verdict.new.dirty:

@@ -17,6 +17,7 @@ from harness.bench.cells import COLD, Arm, Cell, Workload
 from harness.bench.depths import depth_state, make_engine
 from harness.bench.machine import machine_facts
 from harness.bench.stream import row_ids
+from harness.bench.usage import Usage
 from harness.bench.workbench import GatherBench, ModelBench, Workbench
 from harness.synth import cache_folder, ensure_model
 from harness.trend.machine import key_facts
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fast.engine import FastEngine
 
 CONTEXT = 4096 + 512 + 64
+_STARTED = pytest.StashKey[tuple[Usage, float]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="CELL=FACTOR",
         help="Make one cell slower by that factor, to prove that the trend reports it.",
     )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_STARTED] = (Usage.now(), time.perf_counter())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,12 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(apart)
 
 
-def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
+def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     import jax
 
     facts = key_facts(machine_facts(ensure_model("nano")), jax.local_devices()[0].device_kind)
     machine_info.clear()
-    machine_info["plegate"] = facts
+    before, started = config.stash[_STARTED]
+    used = before.until(Usage.now(), time.perf_counter() - started)
+    machine_info |= {"plegate": facts, "other_cpu": used["other_cpu"]}
 
 
 class Station:

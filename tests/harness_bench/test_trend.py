@@ -40,6 +40,7 @@ def file_of(
     left_out: tuple[str, ...] = (),
     noise: float = 0.08,
     machine: dict[str, Any] = MACHINE,
+    other_cpu: float = 0.1,
 ) -> Path:
     """A file as pytest-benchmark writes it: 20 cells and a probe in three passes, one of them often disturbed."""
     generator = random.Random(seed)
@@ -76,7 +77,7 @@ def file_of(
                         {"name": f"test[{name}]", "fullname": "/a/folder", "extra_info": info, "stats": statistics}
                     )
     content = {
-        "machine_info": {"node": "a-host-name", "plegate": key_facts(machine, "cpu")},
+        "machine_info": {"node": "a-host-name", "plegate": key_facts(machine, "cpu"), "other_cpu": other_cpu},
         "commit_info": {"id": f"{seed:040x}", "dirty": False, "project": "a-folder", "branch": "a-branch"},
         "benchmarks": benchmarks,
         "datetime": f"2026-01-{seed % 28 + 1:02d}T00:00:00",
@@ -163,6 +164,21 @@ def test_machines_are_never_compared(tmp_path: Path, change: dict[str, Any]) -> 
     assert len(differences(one.facts, other.facts)) == 1
     with pytest.raises(CannotRun, match="another machine"):
         compare(one, [other])
+
+
+def test_busy_machine_is_not_judged(tmp_path: Path) -> None:
+    quiet = read_run(file_of(tmp_path / "quiet.json", 1))
+    busy = read_run(file_of(tmp_path / "busy.json", 2, whole=2.0, other_cpu=1.4))
+    with pytest.raises(CannotRun, match=r"1\.4 cores busy"):
+        compare(busy, [quiet])
+    with pytest.raises(CannotRun, match="made while the machine was busy"):
+        compare(quiet, [busy])
+    other = read_run(file_of(tmp_path / "other.json", 3))
+    verdict = compare(other, [quiet, busy])
+    assert not verdict.regressed
+    assert verdict.earlier == [quiet]
+    assert "1 earlier runs are left out" in markdown(verdict)
+    assert compare(busy, [quiet], busy_too=True).everything_slower
 
 
 def test_memory_of_the_same_machine_may_differ_a_little() -> None:
