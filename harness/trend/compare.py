@@ -86,7 +86,7 @@ class Verdict:
 
 
 def compare(new: BenchRun, earlier: Sequence[BenchRun], busy_too: bool = False) -> Verdict:
-    """The verdict on a run. Raises: CannotRun when nothing can be compared: no earlier run, a busy or another machine."""
+    """The verdict on a run. Raises: CannotRun without an earlier run, or when the machine was busy or another."""
     quiet = [run for run in earlier if busy_too or run.other_cpu <= BUSY_CORES]
     if not quiet:
         busy = f" ({len(earlier)} were made while the machine was busy)" if earlier else ""
