@@ -38,6 +38,9 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
     except InputError as error:
         return facts, str(error).splitlines()
     facts |= _model_facts(config)
+    if set(model.tensors) == {TABLE}:
+        facts["model"] = "the table alone: `plegate rows` and `plegate advise` take it, the gate needs a whole model"
+        return facts, []
     try:
         inventory = take_inventory(model, config)
     except InputError as error:

@@ -151,6 +151,11 @@ def take_inventory(model: GgufFile, config: ModelConfig) -> Inventory:
     Raises: InputError with one line for every tensor that is missing, unused, of the wrong shape or too short a table.
     """
     path, sizes = model.paths[0], dimensions(config)
+    if set(model.tensors) == {TABLE}:
+        raise InputError(
+            f"{path}: found the table {TABLE!r} and no other tensor, expected a whole model: "
+            "`plegate rows` and `plegate advise` check and measure a table alone"
+        )
     problems: list[str] = []
     weights: dict[str, TensorInfo] = {}
     left = dict(model.tensors)
@@ -166,8 +171,7 @@ def take_inventory(model: GgufFile, config: ModelConfig) -> Inventory:
                 f"{found.path}: tensor {name!r}: found shape {found.shape}, expected {shapes[0]} ({letters})"
             )
         weights[name] = found
-    table_problem = _check_table(left.pop(TABLE, None), config, str(path))
-    problems += table_problem
+    problems += _check_table(left.pop(TABLE, None), config, str(path))
     scales, unapplied, skipped = _companions(left, config, sizes, problems)
     problems += [
         f"{info.path}: tensor {name!r} {info.shape} has no place in this model, expected none: "

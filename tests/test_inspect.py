@@ -72,6 +72,17 @@ def test_inspect_takes_other_architectures_with_a_table(tmp_path: Path) -> None:
     assert "only the table can be checked" in facts["model"]
 
 
+def test_inspect_takes_a_table_alone(tmp_path: Path) -> None:
+    def change(_: gguf_edit.Keys, tensors: gguf_edit.Tensors) -> None:
+        for name in [name for name in tensors if name != "per_layer_token_embd.weight"]:
+            del tensors[name]
+
+    path = gguf_edit.edited(FIXTURES / "tiny.gguf", tmp_path / "table.gguf", change)
+    code, facts = inspected(path, tmp_path / "facts.json")
+    assert (code, facts["problems"], facts["rows_per_token"]) == (0, [], 4)
+    assert "the table alone" in facts["model"]
+
+
 def test_inspect_reads_no_tensor_data(tmp_path: Path) -> None:
     """On a sparse file of 64 GiB it takes no longer than on a small one: the header is all it reads."""
     small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
