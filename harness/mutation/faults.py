@@ -333,6 +333,7 @@ FAULTS: tuple[Fault, ...] = (
         "golden file",
         ("stale",),
         _golden_of_another_file,
+        case="tiny",
     ),
     Fault(
         "golden of other rows",
@@ -340,5 +341,6 @@ FAULTS: tuple[Fault, ...] = (
         "row digests",
         ("tokens 64 to 127",),
         _golden_of_other_rows,
+        case="tiny",
     ),
 )
