@@ -185,7 +185,7 @@ def main() -> int:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fallbacks are in the result, which is where they are looked for
             result = run_cell(spec)
-        head = {"schema": SCHEMA, "cell": spec["cell"], "arm": spec["arm"], "spec": spec, "limit": limit}
+        head = {"schema": SCHEMA, "cell": spec["cell"], "arm": spec["arm"], "limit": limit}
         head["code"] = code_digest()
         write_json(sys.argv[1], head | result)
     except InputError as error:

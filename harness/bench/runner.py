@@ -160,7 +160,5 @@ def _add_wall(path: Path, wall_s: float) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     result["wall_s"] = wall_s
-    # Folders of this machine, and a prompt of thousands of tokens, stay out of every cell.
-    del result["spec"]
     write_json(path, result)
     return result
