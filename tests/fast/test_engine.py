@@ -1,4 +1,4 @@
-"""The engine around the model: nothing compiled twice, waits measured, failures that leave no damage, memory as stated."""
+"""The engine around the model: nothing compiled twice, waits measured, failures without damage, memory as stated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fast.engines import answers, find, opened, shared
 
 
 def test_nothing_is_compiled_after_warm_up() -> None:
-    """Chunks of every length, decode, rollback, save, restore, fork, all logits and the last ones, to the context's end."""
+    """Chunks of every length, decode, rollback, save, restore, fork, all logits and the last, to the context's end."""
     prompt = answers("tiny")["prompt_0"].tolist()
     with opened("tiny", chunk=64, buckets=(1, 16, 64)) as engine:
         assert engine.warm_up() > 0
@@ -121,7 +121,7 @@ def test_failed_gather_leaves_the_sequence_where_it_was() -> None:
         np.testing.assert_array_equal(sequence.logits, whole.logits)
 
         class Broken:
-            def gather(self, ids, out=None):  # type: ignore[no-untyped-def]
+            def gather(self, *_: object) -> None:
                 raise InputError("model.gguf: row 8 is gone")
 
         engine.reader = Broken()

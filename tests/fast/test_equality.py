@@ -1,4 +1,4 @@
-"""The fast engine against engines that are not ours: every fixture, chunk size and access mode, alone and in batches."""
+"""The fast engine against engines that are not ours: every fixture, chunk size and access mode, and batches."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def test_best_blocks_are_the_best_and_the_lowest_among_equals(seed: int, budget:
     # One head per query of which only one entry is not zero: a block's score is that entry of its key.
     asking = np.eye(9, dtype=np.float32)[:, None, :]
     blocks = np.ascontiguousarray(wanted.T)
-    run = jax.jit(_best_blocks, static_argnums=(0, 1, 2))
-    found = np.asarray(run(budget, 1, width, asking, blocks, complete))
+    run = jax.jit(_best_blocks, static_argnums=(0, 1))
+    found = np.asarray(run(budget, width, asking, blocks, complete))
     for row in range(9):
         scores = np.where(np.arange(width) < complete[row], wanted[row], -np.inf)
         order = np.lexsort((np.arange(width), -scores))[: min(budget, complete[row])]
@@ -85,7 +85,7 @@ def test_best_blocks_are_the_best_and_the_lowest_among_equals(seed: int, budget:
 
 def test_best_blocks_test_reaches_both_forms() -> None:
     assert 256 // GROUP_BLOCKS <= 24 < 640 // GROUP_BLOCKS
-    assert _score_widths(1000, 16) == [256, 512, 1000]
+    assert _score_widths(3000, 16) == [512, 2048, 3000]
     assert _score_widths(100, 16) == [100]
     assert _score_widths(4000, 700)[0] == 704
 

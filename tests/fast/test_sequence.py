@@ -90,7 +90,7 @@ def test_any_split_equals_an_unbroken_run(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("back", range(1, 17))
 def test_rollback_at_every_position_equals_an_unbroken_run(back: int) -> None:
-    """Positions around every block, chunk and EOS of two chunks; then on again to the end, so that nothing is left over."""
+    """Positions around every block, chunk and EOS of two chunks; then on again to the end: nothing is left over."""
     run = unbroken()
     for position in range(back + 1, LENGTH):
         sequence = tiny().new_sequence()
