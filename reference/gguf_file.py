@@ -25,23 +25,11 @@ import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from reference.errors import InputError
+from reference.gguf_scan import SCALARS, Scanner, Value
 
 _MAGIC = b"GGUF"
 _SHARD_NAME = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 _MAX_DIMENSIONS = 4  # ggml's own limit
-_SCALARS: dict[GGUFValueType, str] = {
-    GGUFValueType.UINT8: "<B",
-    GGUFValueType.INT8: "<b",
-    GGUFValueType.UINT16: "<H",
-    GGUFValueType.INT16: "<h",
-    GGUFValueType.UINT32: "<I",
-    GGUFValueType.INT32: "<i",
-    GGUFValueType.FLOAT32: "<f",
-    GGUFValueType.BOOL: "<?",
-    GGUFValueType.UINT64: "<Q",
-    GGUFValueType.INT64: "<q",
-    GGUFValueType.FLOAT64: "<d",
-}
 
 
 @dataclass(frozen=True)
@@ -62,23 +50,13 @@ class TensorInfo:
         return self.shape[-1] // block * block_bytes
 
 
-@dataclass(frozen=True)
-class _Value:
-    """Where a metadata value lies: `element` is the type of an array's elements, None for a scalar."""
-
-    kind: GGUFValueType
-    element: GGUFValueType | None
-    start: int
-    count: int
-
-
 class Metadata:
     """The metadata of a file as a read-only mapping; values are decoded when asked for.
 
     Numeric arrays come as NumPy arrays, string arrays as lists of str, everything else as Python scalars.
     """
 
-    def __init__(self, path: Path, data: mmap.mmap, values: dict[str, _Value]) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, values: dict[str, Value]) -> None:
         self._path, self._data, self._values = path, data, values
 
     def __contains__(self, key: object) -> bool:
@@ -112,10 +90,10 @@ class Metadata:
         if value.element is None:
             if value.kind is GGUFValueType.STRING:
                 return self._strings(key, value.start, 1)[0]
-            return struct.unpack_from(_SCALARS[value.kind], self._data, value.start)[0]
+            return struct.unpack_from(SCALARS[value.kind], self._data, value.start)[0]
         if value.element is GGUFValueType.STRING:
             return self._strings(key, value.start, value.count)
-        return np.frombuffer(self._data, np.dtype(_SCALARS[value.element]), value.count, value.start).copy()
+        return np.frombuffer(self._data, np.dtype(SCALARS[value.element]), value.count, value.start).copy()
 
     def _strings(self, key: str, start: int, count: int) -> list[str]:
         strings = []
@@ -133,98 +111,18 @@ class Metadata:
         return strings
 
 
-class _Scanner:
-    """A cursor over a header. Every step checks that the bytes are there before they are used."""
-
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.at, self.size = path, data, 0, len(data)
-
-    def fail(self, found: str, expected: str, place: str) -> InputError:
-        return InputError(f"{self.path}: {place} at byte {self.at}: found {found}, expected {expected}")
-
-    def need(self, count: int, place: str) -> None:
-        if count > self.size - self.at:
-            raise self.fail(
-                f"{self.size - self.at} bytes left of {self.size}",
-                f"{count} more: truncated download? compare the file's size with the publisher's",
-                place,
-            )
-
-    def number(self, layout: str, place: str) -> Any:
-        self.need(struct.calcsize(layout), place)
-        (value,) = struct.unpack_from(layout, self.data, self.at)
-        self.at += struct.calcsize(layout)
-        return value
-
-    def string(self, place: str) -> str:
-        size = self.number("<Q", place)
-        self.need(size, place)
-        raw = self.data[self.at : self.at + size]
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError:
-            raise self.fail(repr(raw[:40]), "a name in UTF-8: the file is damaged, fetch it again", place) from None
-        self.at += size
-        return text
-
-    def kind(self, place: str) -> GGUFValueType:
-        value = self.number("<I", place)
-        try:
-            return GGUFValueType(value)
-        except ValueError:
-            raise self.fail(f"value type {value}", "0 to 12: the header is damaged", place) from None
-
-    def value(self, key: str) -> _Value:
-        place = f"metadata {key!r}"
-        kind = self.kind(place)
-        if kind is not GGUFValueType.ARRAY:
-            start = self.at
-            if kind is GGUFValueType.STRING:
-                self.skip_strings(1, place)
-            else:
-                self.skip(struct.calcsize(_SCALARS[kind]), place)
-            return _Value(kind, None, start, 1)
-        element = self.kind(place)
-        count = self.number("<Q", place)
-        start = self.at
-        if element is GGUFValueType.ARRAY:
-            raise self.fail("an array of arrays", "an array of numbers, flags or strings", place)
-        if element is GGUFValueType.STRING:
-            self.skip_strings(count, place)
-        else:
-            self.skip(count * struct.calcsize(_SCALARS[element]), place)
-        return _Value(kind, element, start, count)
-
-    def skip(self, count: int, place: str) -> None:
-        self.need(count, place)
-        self.at += count
-
-    def skip_strings(self, count: int, place: str) -> None:
-        self.need(8 * count, place)  # bounds the loop before it starts
-        at, size, data, unpack = self.at, self.size, self.data, struct.Struct("<Q").unpack_from
-        for _ in range(count):
-            if at + 8 > size:
-                break
-            at += 8 + unpack(data, at)[0]
-        else:
-            if at <= size:
-                self.at = at
-                return
-        self.need(at - self.at + 8, place)
-
-
 class _Shard:
     """One file: its mapping, metadata and tensors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.data = _map(path)
-        scan = _Scanner(path, self.data)
+        scan = Scanner(path, self.data)
         _check_magic(scan)
         tensor_count = scan.number("<Q", "tensor count")
         key_count = scan.number("<Q", "metadata count")
         scan.need(13 * key_count + 24 * tensor_count, f"header of {key_count} metadata values, {tensor_count} tensors")
-        values: dict[str, _Value] = {}
+        values: dict[str, Value] = {}
         for _ in range(key_count):
             key = scan.string("metadata key")
             if key in values:
@@ -284,7 +182,7 @@ def _open_problem(path: Path, error: OSError) -> str:
     return f"{path}: cannot be opened: {error.strerror}"
 
 
-def _check_magic(scan: _Scanner) -> None:
+def _check_magic(scan: Scanner) -> None:
     scan.need(8, "GGUF magic and version")
     magic = scan.data[:4]
     if magic != _MAGIC:
@@ -296,7 +194,7 @@ def _check_magic(scan: _Scanner) -> None:
         raise InputError(f"{scan.path}: GGUF version {version} at byte 4, expected 3: {hint}")
 
 
-def _tensor_header(scan: _Scanner) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
+def _tensor_header(scan: Scanner) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
     name = scan.string("tensor name")
     place = f"tensor {name!r}"
     dimensions = scan.number("<I", place)
