@@ -8,35 +8,15 @@ from typing import Annotated
 import typer
 
 from harness.engine_names import EngineName
-from harness.options import CacheDir, DefaultModel, JsonFile
+from harness.options import CacheDir, DefaultModel, JsonFile, Modes, TextFiles, Texts, TokenFiles
 
 
 def gate(
     model: DefaultModel = None,
-    mode: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mode",
-            metavar="MODE[@FILE]",
-            help="A mode to judge; give it several times. Left out: all of them. `MODE@FILE` reads that mode's rows "
-            "from FILE, a copy of the table. llama.cpp's off, on, auto and on-direct are understood.",
-        ),
-    ] = None,
-    prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt as text; may be given several times.")
-    ] = None,
-    prompt_file: Annotated[
-        list[Path] | None,
-        typer.Option("--prompt-file", metavar="FILE", help="A file that is one prompt, as UTF-8 text."),
-    ] = None,
-    tokens: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--tokens",
-            metavar="FILE",
-            help="Prompts as token ids: a JSON list (or list of lists), or ids with white space between.",
-        ),
-    ] = None,
+    mode: Modes = None,
+    prompt: Texts = None,
+    prompt_file: TextFiles = None,
+    tokens: TokenFiles = None,
     case: Annotated[
         list[str] | None,
         typer.Option(

@@ -24,10 +24,27 @@ DefaultModel = Annotated[
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write the same result as JSON, whole or not at all.")
 ]
-TokenFile = Annotated[
-    Path | None,
+Modes = Annotated[
+    list[str] | None,
     typer.Option(
-        "--tokens", metavar="FILE", help="Token ids: a JSON list (or list of lists), or ids with white space between."
+        "--mode",
+        metavar="MODE[@FILE]",
+        help="A mode to judge; give it several times. Left out: all of them. `MODE@FILE` reads that mode's rows "
+        "from FILE, a copy of the table. llama.cpp's off, on, auto and on-direct are understood.",
+    ),
+]
+Texts = Annotated[
+    list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt as text; may be given several times.")
+]
+TextFiles = Annotated[
+    list[Path] | None, typer.Option("--prompt-file", metavar="FILE", help="A file that is one prompt, as UTF-8 text.")
+]
+TokenFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--tokens",
+        metavar="FILE",
+        help="Prompts as token ids: a JSON list (or list of lists), or ids with white space between.",
     ),
 ]
 CacheDir = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.options import JsonFile, Model
+from harness.options import JsonFile, Model, Modes, TextFiles, Texts, TokenFiles
 
 if TYPE_CHECKING:
     from harness.rows_gate import ModeRows, RowsResult
@@ -17,15 +17,7 @@ SCHEMA = "plegate.rows/1"
 
 def rows(
     model: Model,
-    mode: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--mode",
-            metavar="MODE[@FILE]",
-            help="A mode to judge; give it several times. Left out: all of them. `MODE@FILE` reads that mode's rows "
-            "from FILE, a copy of the table. llama.cpp's off, on, auto and on-direct are understood.",
-        ),
-    ] = None,
+    mode: Modes = None,
     against: Annotated[
         Path | None,
         typer.Option(
@@ -39,21 +31,9 @@ def rows(
         int, typer.Option("--rows", min=1, metavar="N", help="Random rows, first and last row and repeats included.")
     ] = 2048,
     seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Which random rows.")] = 1,
-    prompt: Annotated[
-        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt whose rows are compared too.")
-    ] = None,
-    prompt_file: Annotated[
-        list[Path] | None,
-        typer.Option("--prompt-file", metavar="FILE", help="A file that is one prompt, as UTF-8 text."),
-    ] = None,
-    tokens: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--tokens",
-            metavar="FILE",
-            help="Prompts as token ids: a JSON list (or list of lists), or ids with white space between.",
-        ),
-    ] = None,
+    prompt: Texts = None,
+    prompt_file: TextFiles = None,
+    tokens: TokenFiles = None,
     cold: Annotated[
         bool | None,
         typer.Option(
