@@ -65,9 +65,8 @@ class Decoder:
         sequence.advanced([token], outcome, 0, decoding=True)
 
     def _begin(self, token: Any, state: SequenceState) -> Early:
-        weights, count = self.engine.weights, early_layers(self.engine)
-        mixers: Any = state.recurrent.mixers[:count]
-        return decode_before_ple(weights.embedding, weights.layers[:count], token, mixers, self._one, self.engine.plan)
+        mixers: Any = state.recurrent.mixers[: early_layers(self.engine)]
+        return decode_before_ple(self.engine.early_weights, token, mixers, self._one, self.engine.plan)
 
     def _finish(self, early: Early, packed: Any) -> tuple[Outcome, SequenceState]:
         streams, mixers = early
@@ -88,10 +87,9 @@ def measure_early_part(engine: FastEngine) -> float:
         return 0.0
     mixers: Any = fresh_state(engine.plan, caches=False).recurrent.mixers[:count]
     token, one = np.zeros(1, np.int32), jnp.ones(1, jnp.int32)
-    weights = engine.weights
     for _ in range(5):
         started = perf_counter()
-        wait_for(decode_before_ple(weights.embedding, weights.layers[:count], token, mixers, one, engine.plan))
+        wait_for(decode_before_ple(engine.early_weights, token, mixers, one, engine.plan))
         times.append(perf_counter() - started)
     return min(times)
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from fast.chunks import Chunk, ChunkMaker, Reader
 from fast.decode import Decoder, measure_early_part, wait_for
-from fast.programs import Outcome, advance, advance_recorded, all_logits
+from fast.packing import pack
+from fast.programs import Outcome, advance, advance_recorded, all_logits, early_weights
 from fast.sequence import FloatLogits, Sequence
 from fast.settings import EngineSettings, plan_for
 from fast.timings import Step, Timings, programs_compiled
@@ -39,7 +40,9 @@ class FastEngine:
             use_program_cache(str(self.settings.cache_dir))
         table = gguf_file.tensors[TABLE]
         self.plan = plan_for(self.config, int(table.type), self.settings)
-        self.weights = load_weights(gguf_file, self.config)
+        weights = load_weights(gguf_file, self.config)
+        self.weights_bytes = weights.size_bytes
+        self.weights, self.early_weights = pack(weights), early_weights(weights, self.plan)
         self.identity = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in gguf_file.paths)
         self.ratios = [
             ratio
@@ -161,7 +164,7 @@ class FastEngine:
         """Bytes by purpose; see `fast.memory` for the formula."""
         from fast.memory import memory_bytes
 
-        return memory_bytes(self.plan, self.settings, self.weights.size_bytes)
+        return memory_bytes(self.plan, self.settings, self.weights_bytes)
 
     def close(self) -> None:
         """Stop the reading thread. The reader stays open: it is the caller's."""

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from fast.model import States, add_ple, embed, finish, forward, head, run_layers
+from fast.packing import Packed, pack
 from fast.rows.dequantize import dequantize_jax
 from fast.settings import Plan
 from fast.state import DeltaState, Recurrent, SequenceState, early_state
-from fast.weights import Layer, Weights
+from fast.weights import Weights
 from reference.shapes import Array, Float
 
 Tree = TypeVar("Tree")
@@ -46,29 +47,38 @@ def _dequantize(packed: Array, kind: int) -> Array:
 
 @partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))
 def advance(
-    weights: Weights, tokens: Array, packed: Array, states: States, counts: Array, plan: Plan
+    packed_weights: Packed, tokens: Array, packed: Array, states: States, counts: Array, plan: Plan
 ) -> tuple[Outcome, Array, States]:
     """One step of every sequence, a chunk of prefill or a token of decode; with the final streams, for `all_logits`."""
+    weights: Weights = packed_weights.unpack()
     with jax.default_matmul_precision(plan.precision):
         logits, streams, states = forward(weights, tokens, packed, states, counts, plan, _dequantize)
         return _outcome(logits), streams, states
 
 
 @partial(jax.jit, static_argnames=("plan",))
-def all_logits(weights: Weights, streams: Array, plan: Plan) -> Float[Array, "all v"]:
+def all_logits(packed_weights: Packed, streams: Array, plan: Plan) -> Float[Array, "all v"]:
     """Logits of every token of a step. Apart from the step, so that it is compiled once, not with and without them."""
+    weights: Weights = packed_weights.unpack()
     with jax.default_matmul_precision(plan.precision):
         return head(weights, streams, plan)
 
 
+def early_weights(weights: Weights, plan: Plan) -> Packed:
+    """What `decode_before_ple` takes."""
+    return pack((weights.embedding, weights.layers[: plan.config.ple.layer]))
+
+
 @partial(jax.jit, static_argnames=("plan",))
 def decode_before_ple(
-    embedding: Array, layers: tuple[Layer, ...], token: Array, mixers: tuple[DeltaState, ...], one: Array, plan: Plan
+    packed_weights: Packed, token: Array, mixers: tuple[DeltaState, ...], one: Array, plan: Plan
 ) -> tuple[Array, tuple[Any, ...]]:
     """The part of a decode step that needs no rows: the streams, and the states of the layers before the PLE layer.
 
+    packed_weights: the embedding and those layers (`early_weights`).
     It takes nothing over: a step that was begun and is not wanted is dropped, and the sequence stands where it stood.
     """
+    embedding, layers = packed_weights.unpack()
     with jax.default_matmul_precision(plan.precision):
         streams = embed(embedding, token, plan)
         states: States = (early_state(mixers),)
@@ -78,7 +88,7 @@ def decode_before_ple(
 
 @partial(jax.jit, static_argnames=("plan",), donate_argnames=("state", "mixers"))
 def decode_from_ple(
-    weights: Weights,
+    packed_weights: Packed,
     streams: Array,
     packed: Array,
     state: SequenceState,
@@ -87,6 +97,7 @@ def decode_from_ple(
     plan: Plan,
 ) -> tuple[Outcome, SequenceState]:
     """The rest of it; `mixers` are those of `decode_before_ple`, and take the place of the first ones of the state."""
+    weights: Weights = packed_weights.unpack()
     with jax.default_matmul_precision(plan.precision):
         rows = _dequantize(packed, plan.table_type).reshape(streams.shape[0], -1)
         recurrent = state.recurrent
@@ -101,9 +112,10 @@ def decode_from_ple(
 
 @partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))
 def advance_recorded(
-    weights: Weights, tokens: Array, packed: Array, states: States, counts: Array, plan: Plan
+    packed_weights: Packed, tokens: Array, packed: Array, states: States, counts: Array, plan: Plan
 ) -> tuple[Outcome, Array, States, dict[str, Array]]:
     """As `advance`, with every named intermediate."""
+    weights: Weights = packed_weights.unpack()
     named: dict[str, Array] = {}
     with jax.default_matmul_precision(plan.precision):
         logits, streams, states = forward(weights, tokens, packed, states, counts, plan, _dequantize, named.__setitem__)

@@ -106,7 +106,7 @@ class Sequence:
             (
                 np.asarray(cache.keys)[:, :filled].copy(),
                 np.asarray(cache.values)[:, :filled].copy(),
-                np.asarray(cache.blocks)[: _blocks(self.engine.ratios[place], filled)].copy(),
+                np.asarray(cache.blocks)[:, : _blocks(self.engine.ratios[place], filled)].copy(),
             )
             for place, cache in enumerate(state.caches)
         )
@@ -135,7 +135,7 @@ class Sequence:
         room, caches = self.engine.plan.room, []
         for ratio, (keys, values, blocks) in zip(self.engine.ratios, saved.caches, strict=True):
             filled = (_padded(keys, 1, room), _padded(values, 1, room))
-            caches.append(KeyValues(*filled, _padded(blocks, 0, room // ratio if ratio else 0)))
+            caches.append(KeyValues(*filled, _padded(blocks, 1, room // ratio if ratio else 0)))
         structure = jax.tree_util.tree_structure(fresh_state(self.engine.plan, caches=False).recurrent)
         recurrent = jax.tree_util.tree_unflatten(structure, [jnp.array(leaf) for leaf in saved.recurrent])
         self._state = SequenceState(recurrent, tuple(caches))

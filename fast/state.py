@@ -47,12 +47,13 @@ class Recurrent:
 class KeyValues:
     """An attention layer's caches; from the current position on they hold leftovers of padding, never read.
 
-    Heads come first, so that a block of a head's keys is one run of memory. blocks: one key per complete block.
+    Heads come first, so that a block of a head's keys is one run of memory. blocks: one key per complete block, keys
+    as columns, so that a query is multiplied with a run of them without turning anything.
     """
 
     keys: Float[Array, "g p k"]
     values: Float[Array, "g p k"]
-    blocks: Float[Array, "y j"]
+    blocks: Float[Array, "j y"]
 
 
 @jax.tree_util.register_dataclass
@@ -84,7 +85,7 @@ def fresh_state(plan: Plan, caches: bool = True) -> SequenceState:
         ratio = config.compress_ratios[layer]
         mixers.append(IndexState(jnp.zeros((max(ratio - 1, 0), config.indexer_width), jnp.float32)))
         shape = (config.kv_heads, plan.room, config.head_width)
-        blocks = (plan.room // ratio if ratio else 0, config.indexer_width)
+        blocks = (config.indexer_width, plan.room // ratio if ratio else 0)
         if not caches:
             continue
         key_values.append(

@@ -134,7 +134,7 @@ def test_failed_gather_leaves_the_sequence_where_it_was() -> None:
 
 def test_memory_is_what_the_formula_says() -> None:
     engine = shared("tiny")
-    parts = memory_bytes(engine.plan, engine.settings, engine.weights.size_bytes)
+    parts = memory_bytes(engine.plan, engine.settings, engine.weights_bytes)
     assert parts["total"] == sum(value for name, value in parts.items() if name != "total")
     state = fresh_state(engine.plan)
     assert abs(parts["caches"] - size_bytes(state.caches)) <= 0.01 * parts["caches"]
@@ -142,7 +142,7 @@ def test_memory_is_what_the_formula_says() -> None:
     # The formula leaves out the last raw indexer keys, a few hundred bytes.
     assert abs(once - size_bytes(state.recurrent)) <= 0.02 * once
     assert engine.memory() == parts
-    double = memory_bytes(engine.plan, engine.settings, engine.weights.size_bytes, sequences=2)
+    double = memory_bytes(engine.plan, engine.settings, engine.weights_bytes, sequences=2)
     assert double["caches"] == 2 * parts["caches"]
     assert double["weights"] == parts["weights"]
 

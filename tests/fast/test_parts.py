@@ -74,7 +74,7 @@ def test_best_blocks_are_the_best_and_the_lowest_among_equals(seed: int, budget:
     wanted = rng.choice([0.0, 0.0, 0.0, 1.0, 2.0], (9, width)).astype(np.float32)
     # One head per query of which only one entry is not zero: a block's score is that entry of its key.
     asking = np.eye(9, dtype=np.float32)[:, None, :]
-    blocks = np.ascontiguousarray(wanted.T)
+    blocks = wanted
     run = jax.jit(_best_blocks, static_argnums=(0, 1))
     found = np.asarray(run(budget, width, asking, blocks, complete))
     for row in range(9):
