@@ -1,7 +1,7 @@
 """The same token ids through several engines in turn: what each takes for prefill and decode at a depth.
 
-Engines take turns within every repeat, and every other repeat the other way round, so that a slower minute of the machine
-hits all of them; ratios are formed within a repeat.
+Engines take turns within every repeat, and every other repeat the other way round, so that a slower minute of the
+machine hits all of them; ratios are formed within a repeat.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def compare(
     prompt: Callable[[int], Sequence[int]],
     say: Callable[[str], None] = lambda _: None,
 ) -> Cell:
-    """Measure every engine `repeats` times at one depth. prompt: the ids of a repeat, at least depth + prefill of them."""
+    """Measure every engine `repeats` times at one depth. prompt: the ids of a repeat, depth + prefill of them."""
     cell = Cell(depth, prefill, decode, {contender.name: [] for contender in contenders})
     for repeat in range(repeats):
         ids = prompt(repeat)

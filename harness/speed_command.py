@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +15,16 @@ from harness.options import CacheDir, DefaultModel, JsonFile
 if TYPE_CHECKING:
     from harness.speed import Cell
 
-AGAINST = ("llama.cpp", "transformers")
+AGAINST = ("llama.cpp", "transformers", "none")
 
 
 def speed(
     model: DefaultModel = None,
     against: Annotated[
         list[str] | None,
-        typer.Option("--against", metavar="ENGINE", help="llama.cpp or transformers; several times. Left out: llama.cpp."),
+        typer.Option(
+            "--against", metavar="ENGINE", help="llama.cpp, transformers or none; several times. Left out: llama.cpp."
+        ),
     ] = None,
     depth: Annotated[
         list[int] | None,
@@ -36,7 +39,10 @@ def speed(
         Path | None, typer.Option("--llama-server", metavar="FILE", help="llama.cpp's server. Left out: found.")
     ] = None,
     llama_cache: Annotated[
-        str, typer.Option("--llama-cache", metavar="TYPE", help="Type of llama.cpp's keys and values: f16, its own, or f32.")
+        str,
+        typer.Option(
+            "--llama-cache", metavar="TYPE", help="Type of llama.cpp's keys and values: f16, its own, or f32."
+        ),
     ] = "f16",
     python: Annotated[
         Path | None, typer.Option("--python", metavar="FILE", help="A Python with torch and transformers.")
@@ -62,14 +68,26 @@ def speed(
         raise InputError("--prefill, --repeats and --threads are at least 1, --decode and --depth at least 0")
     if threads > os.cpu_count():  # type: ignore[operator]
         raise CannotRun(f"--threads {threads}: this machine has {os.cpu_count()}")
-    _keep_to(threads)
-    cells = _measure(model, engines, depths, (prefill, decode, repeats, threads), mode, llama_server, llama_cache, python, cache_dir)
+    if engines != ["none"]:
+        _keep_to(threads)
+    cells = _measure(
+        model, engines, depths, (prefill, decode, repeats, threads), mode, llama_server, llama_cache, python, cache_dir
+    )
     _print(cells)
     if json_file is not None:
         from harness.atomic import write_json
         from harness.environment import environment
 
-        write_json(json_file, {"environment": environment(), "cells": [cell.as_dict() for cell in cells]})
+        record = {"environment": environment(), "device": _device(), "cells": [cell.as_dict() for cell in cells]}
+        write_json(json_file, record)
+
+
+def _device() -> dict[str, str]:
+    """What our engine ran on."""
+    import jax
+
+    device = jax.devices()[0]
+    return {"platform": str(device.platform), "kind": str(device.device_kind)}
 
 
 def _keep_to(threads: int) -> None:
@@ -135,12 +153,19 @@ def _measure(
                     prefill,
                     decode,
                     repeats,
-                    lambda repeat, depth=depth: ids[:depth] + ids[depth + repeat * prefill :][:prefill],
+                    partial(_prompt, ids, depth, prefill),
                     say,
                 )
             )
-        assert engine.compilations == compiled, f"{engine.compilations - compiled} programs were compiled while measuring"
+        assert engine.compilations == compiled, (
+            f"{engine.compilations - compiled} programs were compiled while measuring"
+        )
     return cells
+
+
+def _prompt(ids: list[int], depth: int, prefill: int, repeat: int) -> list[int]:
+    """What a repeat feeds: always the same before the depth, other ids after it."""
+    return ids[:depth] + ids[depth + repeat * prefill :][:prefill]
 
 
 def _print(cells: Sequence[Cell]) -> None:
@@ -154,6 +179,8 @@ def _print(cells: Sequence[Cell]) -> None:
         table.add_column(title, justify="left" if title in ("what", "other") else "right")
     for cell in cells:
         for kind, tokens in (("prefill", cell.prefill_tokens), ("decode", cell.decode_tokens)):
+            if tokens and len(cell.runs) == 1:
+                table.add_row(f"{cell.depth}", f"{kind} {tokens}", f"{cell.speed(OURS, kind):.0f}", "", "", "", "")
             for name in (name for name in cell.runs if name != OURS and tokens):
                 ratios = sorted(cell.ratios(name, kind))
                 pairs = list(zip(cell.runs[OURS], cell.runs[name], strict=True))

@@ -27,7 +27,7 @@ ANSWER_LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class Completion:
-    """One request. Units: seconds, by the server's clock. `prompt_tokens`: those it computed, not those it remembered."""
+    """One request. Units: seconds, by the server's clock. prompt_tokens: those it computed, not those it remembered."""
 
     tokens: list[int]
     prompt_tokens: int
@@ -97,7 +97,7 @@ class LlamaServer:
             raise
 
     def complete(self, tokens: Sequence[int], count: int, remember: bool = False) -> Completion:
-        """Greedy continuation of token ids by `count` tokens. remember: keep and reuse what earlier requests computed."""
+        """Greedy continuation of token ids by `count` tokens. remember: keep and reuse what earlier ones computed."""
         request = {
             "prompt": [int(token) for token in tokens],
             "n_predict": count,

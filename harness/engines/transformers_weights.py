@@ -21,7 +21,7 @@ Take = Callable[[str], FloatArray]
 
 
 def state_dict(model: GgufFile, config: ModelConfig) -> dict[str, FloatArray]:
-    """Every parameter by its name in transformers' Qwen4ExpForCausalLM. Raises: InputError for scales, which it lacks."""
+    """Every parameter by its name in transformers' Qwen4ExpForCausalLM. Raises: InputError for scales: it has none."""
     inventory = take_inventory(model, config)
     if inventory.scales:
         raise InputError(f"{model.paths[0]}: has {min(inventory.scales)}: transformers' model has no place for scales")

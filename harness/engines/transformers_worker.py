@@ -85,7 +85,7 @@ def build(model: GgufFile, config: ModelConfig) -> Any:
 
 
 def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Feed `tokens`, continue greedily by `count`; times of both, logits of all tokens into the file `logits` if named."""
+    """Feed `tokens`, continue greedily by `count`; times of both. All logits go to the file `logits`, if named."""
     import torch
 
     tokens, count = torch.tensor([request["tokens"]]), int(request["count"])
