@@ -6,7 +6,7 @@ One `Case` drives the gate, the goldens, the tests and the reports, so that what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fast.rows import MODES, canonical_mode
@@ -15,6 +15,9 @@ from reference.errors import InputError
 ROWS, PLE, LOGITS, TOKENS = "rows", "PLE layer", "logits", "tokens"
 LEVELS = (ROWS, PLE, LOGITS, TOKENS)
 """What a verdict can be about, from the table up to the output; a fault shows first at the level it was made on."""
+
+
+QUICK_PROMPTS = 2  # programs for more sequences at once take longer to compile than to run
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ class Case:
 
     Units: counts of tokens. modes: the modes that run its tokens, None for all; rows are compared in every mode.
     generate: greedy tokens of each prompt. repeats: requests in one process, each of which must equal the first.
-    quick: greedy tokens with `--quick`, 0 where the case is left out. metric, bound, reason: how logits and
-    intermediates are compared; rows are compared as bytes and tokens as ids, always.
+    quick: greedy tokens of its first two prompts with `--quick`, 0 where the case is left out. metric, bound, reason:
+    how logits and intermediates are compared; rows are compared as bytes and tokens as ids, always.
     """
 
     id: str
@@ -48,6 +51,12 @@ class Case:
     chunk: int = 64
     repeats: int = 2
     quick: int = 0
+
+    def shortened(self) -> Case:
+        """Its form for `--quick`: the start of the answers of its first prompts; itself where it has none."""
+        if not self.quick:
+            return self
+        return replace(self, prompts=self.prompts[:QUICK_PROMPTS], generate=min(self.quick, self.generate))
 
     @property
     def tokens(self) -> int:

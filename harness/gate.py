@@ -48,7 +48,6 @@ class GateOptions:
     """
 
     engine: str = "fast"
-    quick: bool = False
     goldens: Mapping[str, Golden | None] | None = None
     settings: RowSettings = field(default_factory=RowSettings)
     without: Collection[str] = frozenset()
@@ -88,8 +87,7 @@ class _Gate:
         self.table, self.oracle = locate_table(model), HashOracle(model)
         goldens = options.goldens
         self.runs = [
-            CaseRun(case, _count(case, options), goldens.get(case.id) if goldens is not None else None)
-            for case in cases
+            CaseRun(case, case.generate, goldens.get(case.id) if goldens is not None else None) for case in cases
         ]
         self.result = GateResult(
             model=str(path),
@@ -251,10 +249,6 @@ class _Gate:
         """Release the engines."""
         for runner in self._runners.values():
             runner.close()
-
-
-def _count(case: Case, options: GateOptions) -> int:
-    return min(case.generate, case.quick) if options.quick and case.quick else case.generate
 
 
 def _answer(run: CaseRun, number: int) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.case_models import model_digest, model_path
@@ -55,11 +56,18 @@ def choose(
         chosen = cases_of(DEFAULT_MODEL, quick) if model is None else _recorded_on(path, quick, tell)
     programs = cache_folder(cache_dir) / "programs"
     if chosen:
-        goldens: dict[str, Golden | None] = {case.id: read_golden(case.id) for case in chosen}
-        return path, chosen, GateOptions(engine, quick, goldens, program_cache=programs, repeat=_repeat())
+        chosen = [case.shortened() for case in chosen] if quick else chosen
+        goldens = {case.id: _golden_of(case) for case in chosen}
+        return path, chosen, GateOptions(engine, goldens, program_cache=programs, repeat=_repeat())
     count = generate if generate is not None else QUICK_GENERATE if quick else DEFAULT_GENERATE
     case = own_case(path, choose_prompts(path, *given), count)
-    return path, [case], GateOptions(engine, quick, None, program_cache=programs, repeat=_repeat())
+    return path, [case], GateOptions(engine, None, program_cache=programs, repeat=_repeat())
+
+
+def _golden_of(case: Case) -> Golden | None:
+    """The case's golden, with as many prompts as the case has."""
+    golden = read_golden(case.id)
+    return None if golden is None else replace(golden, prompts=golden.prompts[: len(case.prompts)])
 
 
 def own_case(path: Path, prompts: Sequence[TokenPrompt], generate: int) -> Case:

@@ -23,6 +23,7 @@ class Trial:
     modes: list[str]
     golden: Golden
     scratch: Path
+    rows_only: bool = False
     begin: Callable[[], None] = lambda: None  # called before every run: what a fault remembers must not reach the next
 
 
@@ -31,6 +32,7 @@ class Fault:
     """A fault, and the proof expected of the gate.
 
     check: which check must name it first. named: words that its story must contain. mode: what reads the rows.
+    rows_only: no token is run, because the fault is in none.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Fault:
     plant: Callable[[Trial], None]
     case: str = "tiny-quant"
     mode: str = "resident"
+    rows_only: bool = False
 
 
 def _flipped_bit(trial: Trial) -> None:
@@ -334,6 +337,7 @@ FAULTS: tuple[Fault, ...] = (
         ("stale",),
         _golden_of_another_file,
         case="tiny",
+        rows_only=True,
     ),
     Fault(
         "golden of other rows",
@@ -342,5 +346,6 @@ FAULTS: tuple[Fault, ...] = (
         ("tokens 64 to 127",),
         _golden_of_other_rows,
         case="tiny",
+        rows_only=True,
     ),
 )

@@ -56,7 +56,7 @@ def run_trial(fault: Fault | None, without: frozenset[str] = frozenset()) -> Tri
         raise InputError(f"the mutation session needs a golden: {how_to_make(fault.case if fault else 'tiny-quant')}")
     with tempfile.TemporaryDirectory(prefix="plegate-mutation-") as scratch:
         modes = sorted({fault.mode for fault in FAULTS}) if fault is None else [fault.mode]
-        trial = Trial(golden.case, modes, golden, Path(scratch))
+        trial = Trial(golden.case, modes, golden, Path(scratch), fault is not None and fault.rows_only)
         if fault is not None:
             fault.plant(trial)
         whole = _judge(trial, without)
@@ -67,6 +67,7 @@ def _judge(trial: Trial, without: frozenset[str]) -> Caught:
     started = time.perf_counter()
     trial.begin()
     case = replace(case_by_id(trial.case), modes=None)
+    case = replace(case, generate=0) if trial.rows_only else case
     options = GateOptions(
         goldens={trial.case: trial.golden}, without=without, program_cache=cache_folder() / "programs"
     )

@@ -117,3 +117,12 @@ def test_run_never_writes_into_goldens(tmp_path: Path) -> None:
     for folder in (Path(str(golden_folder())), Path(str(golden_folder())) / "deeper"):
         with pytest.raises(InputError, match="a run never writes into goldens/"):
             check_not_golden(folder)
+
+
+def test_quick_form_is_the_start_of_the_case() -> None:
+    """`--quick` runs fewer prompts and tokens of the same case, compared with the start of the same golden."""
+    whole = cases()["nano-texts"]
+    short = whole.shortened()
+    assert short.prompts == whole.prompts[: len(short.prompts)]
+    assert (len(short.prompts), short.generate) == (2, whole.quick)
+    assert cases()["tiny"].shortened() == cases()["tiny"]

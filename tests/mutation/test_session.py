@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,6 +17,7 @@ from harness.mutation.faults import FAULTS, Fault
 from harness.mutation.planting import CannotPlant, replace_function, rewrite
 from harness.mutation.trial import Caught, TrialResult
 
+ROOT = Path(__file__).parents[2]
 FAULT = FAULTS[0]
 STORY = "first difference in packed rows: token 6, head 2, byte 11 of the row"
 RIGHT = Caught("packed rows", "rows", STORY, 1.0)
@@ -116,3 +120,21 @@ def test_fault_names_a_check_and_words(fault: Fault) -> None:
     assert fault.check in CHECKS
     assert fault.named
     assert len(fault.about) > 10
+
+
+def test_every_fault_can_be_planted_in_the_code_as_it_is() -> None:
+    """In a process of its own: a fault whose code has changed shows here, not an hour later in the session."""
+    script = (
+        "import tempfile, pathlib\n"
+        "from harness.goldens.store import read_golden\n"
+        "from harness.mutation.faults import FAULTS, Trial\n"
+        "for fault in FAULTS:\n"
+        "    with tempfile.TemporaryDirectory() as scratch:\n"
+        "        golden = read_golden(fault.case)\n"
+        "        fault.plant(Trial(fault.case, [fault.mode], golden, pathlib.Path(scratch)))\n"
+        "print(len(FAULTS))\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(len(FAULTS))]
