@@ -37,7 +37,7 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Measurements and long runs, which say how they compare with the device and with each other."""
     install(session, "tests")
-    session.run("pytest", "-m", "slow", *session.posargs)
+    session.run("pytest", "-m", "slow", "--ignore=tests/bench", *session.posargs)  # those are `nox -s bench`
 
 
 @nox.session
