@@ -46,8 +46,8 @@ def plots(
         {
             "title": "Gain over depth",
             "text": f"How many times as fast as {base}, with the {CONFIDENCE:.0%} intervals of the paired ratios; "
-            "the grey band is what the baseline differs from itself by. A gain that holds at one depth shrinks at "
-            "the next.",
+            "the grey band is what the baseline differs from itself by. What is left of a gain depends "
+            "on the depth.",
             "panels": _gains(results, summaries, look, depths),
         },
         {
