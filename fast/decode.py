@@ -8,6 +8,7 @@ waited for. Where a layer before the PLE layer is no delta net, or `overlap` is 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +28,32 @@ Early = tuple[Any, tuple[DeltaState, ...]]  # streams, states of the early layer
 
 
 class Decoder:
-    """Feeds tokens to one sequence, one at a time."""
+    """Continues one sequence greedily.
+
+    Between the moment when a token is known and the start of the next program the device may wait, so only hashing,
+    reading rows and starting programs stand there; all bookkeeping is done while the device computes.
+    """
 
     def __init__(self, engine: FastEngine, sequence: Sequence) -> None:
         self.engine, self.sequence = engine, sequence
         self._one = jnp.ones(1, jnp.int32)
         self._early: Early | None = None
         self._split = engine.settings.overlap and early_layers(engine) > 0
+        self._unfinished: Callable[[float], Step] | None = None  # the last step, its time not yet noted
 
-    def feed(self, token: int, more: bool) -> None:
-        """Feed `token`, the one that the last step chose. `more`: another will follow, begin with it already."""
+    def run(self, count: int) -> Iterator[tuple[int, float]]:
+        """`count` tokens, each with its margin; a token that is handed out has been fed."""
+        token, margin = self.sequence.next_token()
+        for number in range(count):
+            outcome = self._step(token, more=number + 1 < count)
+            self.sequence.margins.append(margin)
+            following = int(np.asarray(outcome.tokens)[0])  # waits for the device
+            self._note_time(perf_counter())
+            yield token, margin
+            token, margin = following, float(np.asarray(outcome.margins)[0])
+
+    def _step(self, token: int, more: bool) -> Outcome:
+        """Feed `token`, the one that the last step chose. more: another will follow, begin with it already."""
         engine, sequence = self.engine, self.sequence
         before, started = programs_compiled(), perf_counter()
         if self._split and self._early is None:
@@ -59,10 +76,15 @@ class Decoder:
         sequence.give_state(state)
         self._early = self._begin(outcome.tokens, state) if more and self._split else None
         compile_s = engine.count_compilations(before, started)
-        wait_for(outcome.tokens)
-        compute_s = perf_counter() - started - compile_s - exposed_s
-        engine.timings.add(Step(1, True, gathered - asked, exposed_s, compute_s, compile_s))
         sequence.advanced([token], outcome, 0, decoding=True)
+        self._unfinished = lambda end: Step(
+            1, True, gathered - asked, exposed_s, end - started - compile_s - exposed_s, compile_s
+        )
+        return outcome
+
+    def _note_time(self, end: float) -> None:
+        assert self._unfinished is not None
+        self.engine.timings.add(self._unfinished(end))
 
     def _begin(self, token: Any, state: SequenceState) -> Early:
         mixers: Any = state.recurrent.mixers[: early_layers(self.engine)]

@@ -124,13 +124,8 @@ class FastEngine:
 
     def generate(self, sequence: Sequence, count: int) -> Iterator[tuple[int, float]]:
         """Greedy decoding of one sequence; see `Sequence.generate`."""
-        decoder = Decoder(self, sequence)
-        for number in range(count):
-            token, margin = sequence.next_token()
-            self._checked(sequence, (token,))
-            decoder.feed(token, more=number + 1 < count)
-            sequence.margins.append(margin)
-            yield token, margin
+        self._check_room(sequence, count)
+        yield from Decoder(self, sequence).run(count)
 
     def greedy_batch(self, sequences: Items[Sequence], count: int) -> list[list[int]]:
         """The next `count` greedy tokens of several sequences together; margins go to each one's `margins`."""
@@ -187,14 +182,17 @@ class FastEngine:
             raise InputError(
                 f"token {fed[wrong]} at place {wrong}, expected 0 to {self.config.vocab - 1}: ids of another model?"
             )
-        if sequence.position + len(fed) > self.settings.context:
-            raise InputError(
-                f"{sequence.position} tokens were fed and {len(fed)} more follow, expected at most the context of "
-                f"{self.settings.context}: make the engine with a larger context"
-            )
+        self._check_room(sequence, len(fed))
+        return fed
+
+    def _check_room(self, sequence: Sequence, count: int) -> None:
         if sequence.engine is not self:
             raise InputError("the sequence belongs to another engine: make it with this engine's new_sequence")
-        return fed
+        if sequence.position + count > self.settings.context:
+            raise InputError(
+                f"{sequence.position} tokens were fed and {count} more follow, expected at most the context of "
+                f"{self.settings.context}: make the engine with a larger context"
+            )
 
     def _dispatch(
         self, sequences: Items[Sequence], chunk: Chunk, with_logits: bool

@@ -19,6 +19,10 @@ from reference.shapes import Array, Float
 
 Tree = TypeVar("Tree")
 
+# XLA on the CPU writes 256-bit vectors unless told otherwise, even where 512-bit ones cost nothing: decode gains 3 %.
+# Other devices have no use for the option and ignore it.
+_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
+
 
 class Outcome(NamedTuple):
     """What a step leaves: the greedy next token of every sequence, its margin over the second, and the last logits.
@@ -45,7 +49,7 @@ def _dequantize(packed: Array, kind: int) -> Array:
     return dequantize_jax(packed, gguf.GGMLQuantizationType(kind))
 
 
-@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",), compiler_options=_OPTIONS)
 def advance(
     packed_weights: Packed, tokens: Array, packed: Array, states: States, counts: Array, plan: Plan
 ) -> tuple[Outcome, Array, States]:
@@ -56,7 +60,7 @@ def advance(
         return _outcome(logits), streams, states
 
 
-@partial(jax.jit, static_argnames=("plan",))
+@partial(jax.jit, static_argnames=("plan",), compiler_options=_OPTIONS)
 def all_logits(packed_weights: Packed, streams: Array, plan: Plan) -> Float[Array, "all v"]:
     """Logits of every token of a step. Apart from the step, so that it is compiled once, not with and without them."""
     weights: Weights = packed_weights.unpack()
@@ -69,7 +73,7 @@ def early_weights(weights: Weights, plan: Plan) -> Packed:
     return pack((weights.embedding, weights.layers[: plan.config.ple.layer]))
 
 
-@partial(jax.jit, static_argnames=("plan",))
+@partial(jax.jit, static_argnames=("plan",), compiler_options=_OPTIONS)
 def decode_before_ple(
     packed_weights: Packed, token: Array, mixers: tuple[DeltaState, ...], one: Array, plan: Plan
 ) -> tuple[Array, tuple[Any, ...]]:
@@ -86,7 +90,7 @@ def decode_before_ple(
         return streams, states[0].recurrent.mixers
 
 
-@partial(jax.jit, static_argnames=("plan",), donate_argnames=("state", "mixers"))
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("state", "mixers"), compiler_options=_OPTIONS)
 def decode_from_ple(
     packed_weights: Packed,
     streams: Array,
@@ -110,7 +114,7 @@ def decode_from_ple(
         return _outcome(logits), states[0]
 
 
-@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",))
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",), compiler_options=_OPTIONS)
 def advance_recorded(
     packed_weights: Packed, tokens: Array, packed: Array, states: States, counts: Array, plan: Plan
 ) -> tuple[Outcome, Array, States, dict[str, Array]]:
