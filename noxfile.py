@@ -73,8 +73,8 @@ def bench(session: nox.Session) -> None:
     """Measures the cells of tests/bench and keeps the run under ci/baselines/<machine key>/."""
     install(session, "tests")
     run = Path(session.create_tmp()) / "run.json"
-    command = ["pytest", "tests/bench", "--confcutdir", "tests/bench", "-m", "slow", "--benchmark-disable-gc"]
-    session.run(*command, f"--benchmark-json={run}", *session.posargs)
+    command = ["pytest", "tests/bench", "--confcutdir", "tests/bench", "-m", "slow", "--benchmark-disable-gc", "-q"]
+    session.run(*command, "--benchmark-quiet", f"--benchmark-json={run}", *session.posargs)
     session.run("plegate", "trend", "ci/baselines", "--add", str(run), "--keep-only")
 
 
@@ -82,7 +82,9 @@ def bench(session: nox.Session) -> None:
 def trend(session: nox.Session) -> None:
     """Compares the newest kept run with the earlier ones of the same machine, by factor and significance."""
     install(session)
-    session.run("plegate", "trend", "ci/baselines", *session.posargs)
+    Path("results").mkdir(exist_ok=True)
+    pages = ["--markdown", "results/trend.md", "--html", "results/trend.html"]
+    session.run("plegate", "trend", "ci/baselines", *pages, *session.posargs)
 
 
 @nox.session
