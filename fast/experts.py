@@ -13,6 +13,7 @@ from fast.settings import Plan
 from fast.weights import Experts
 from reference.shapes import Array, Float, Int
 
+COPIED_FLOATS = 1 << 24  # of expert matrices at a time in prefill: 64 MiB
 DIRECT_TOKENS = 4  # up to so many tokens each expert's matrices are used where they stand
 
 
@@ -63,13 +64,13 @@ def _grouped(
     """Many tokens: tiles of tokens of one expert each.
 
     There are at most (pairs / tile + experts) tiles, whatever the router does; those that stay empty compute nothing
-    that is read.
+    that is read. Every tile multiplies by a copy of its expert's matrices; so that the copies stay few where experts
+    are large or many, tiles go through in groups.
     """
     count, used = chosen.shape
     number = weights.gate_up.shape[0]
     pairs = count * used
-    tile = min(plan.expert_tile, max(8, 1 << (pairs // number).bit_length()))
-    tiles = min(pairs, pairs // tile + number)
+    tile, tiles, group = tiling(pairs, number, weights.gate_up[0].size + weights.down[0].size, plan)
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)  # pairs by expert
     sizes = jnp.zeros(number, jnp.int32).at[flat].add(1)
@@ -81,7 +82,30 @@ def _grouped(
     expert_of = jnp.clip(jnp.searchsorted(jnp.cumsum(tiles_of), jnp.arange(tiles), side="right"), 0, number - 1)
     token_of = jnp.zeros(tiles * tile, jnp.int32).at[slot].set((order // used).astype(jnp.int32))
     tiled = x[token_of].reshape(tiles, tile, -1)
-    hidden = _gated(jnp.einsum("ntd,nfd->ntf", tiled, weights.gate_up[expert_of]))
-    out = jnp.einsum("ntf,ndf->ntd", hidden, weights.down[expert_of]).reshape(tiles * tile, -1)
+
+    def multiply(now: tuple[Array, Array]) -> Array:
+        rows, expert = now
+        hidden = _gated(jnp.einsum("ntd,nfd->ntf", rows, weights.gate_up[expert]))
+        return jnp.einsum("ntf,ndf->ntd", hidden, weights.down[expert])
+
+    if group == tiles:
+        out = multiply((tiled, expert_of))
+    else:
+        in_groups = (tiled.reshape(-1, group, *tiled.shape[1:]), expert_of.reshape(-1, group))
+        out = jax.lax.map(multiply, in_groups)
+    out = out.reshape(tiles * tile, -1)
     slot_of = jnp.zeros(pairs, jnp.int32).at[order].set(slot.astype(jnp.int32)).reshape(count, used)
     return jnp.sum(out[slot_of] * shares[:, :, None], axis=1)
+
+
+def tiling(pairs: int, number: int, expert_floats: int, plan: Plan) -> tuple[int, int, int]:
+    """Tokens of a tile, number of tiles, and tiles of a group, for so many (token, expert) pairs.
+
+    A tile is twice as long as an expert's run is on average, 8 to `plan.expert_tile`; groups divide the tiles evenly.
+    """
+    tile = min(plan.expert_tile, max(8, 1 << (pairs // number).bit_length()))
+    tiles = min(pairs, pairs // tile + number)
+    group = max(1, COPIED_FLOATS // expert_floats)
+    if group >= tiles:
+        return tile, tiles, tiles
+    return tile, -(-tiles // group) * group, group

