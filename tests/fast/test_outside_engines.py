@@ -53,7 +53,7 @@ def test_transformers_on_our_reading_of_the_file_gives_its_own_answers(name: str
 
 EXACT = ("-fa", "off")
 """Its flash attention rounds queries and keys to 16 bits even where they are stored in 32: on nano one token in 960
-differs with it, none without. Its kernels for quantized weights round activations to 8 bits, so only F32 files compare."""
+differs with it, none without. Its kernels for quantized weights round activations to 8 bits: only F32 files compare."""
 
 
 def test_llama_cpp_gives_the_same_tokens(server_program: Path) -> None:
