@@ -21,7 +21,7 @@ from fast.rows import ModeUnavailable, RowReader, RowSettings, Table, open_rows,
 from fast.rows.probe import DeviceProbe, DeviceRate
 from fast.rows.resident import available_bytes
 from harness.errors import CannotRun
-from harness.rows_gate import SMALL_TABLE_BYTES
+from harness.gate.table import SMALL_TABLE_BYTES
 
 Tell = Callable[[str], None]
 Ids = npt.NDArray[np.int64]

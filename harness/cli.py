@@ -12,19 +12,19 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from harness.advise_command import advise
-from harness.bench_command import bench
+from harness.commands.advise import advise
+from harness.commands.bench import bench
+from harness.commands.gate import gate
+from harness.commands.golden import golden_app
+from harness.commands.inspect import inspect
+from harness.commands.logits import logits
+from harness.commands.report import report
+from harness.commands.rows import rows
+from harness.commands.run import run
+from harness.commands.speed import speed
+from harness.commands.synth import synth
+from harness.commands.trend import trend
 from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, EXIT_INTERRUPTED, CannotRun
-from harness.gate_command import gate
-from harness.golden_command import golden_app
-from harness.inspect_command import inspect
-from harness.logits_command import logits
-from harness.report_command import report
-from harness.rows_command import rows
-from harness.run_command import run
-from harness.speed_command import speed
-from harness.synth_command import synth
-from harness.trend_command import trend
 from reference.errors import InputError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.cases import TokenPrompt
+from harness.cases.case import TokenPrompt
 from harness.prompts import BUILTIN_PROMPTS, encode, read_token_file
 from reference.errors import InputError
 from reference.gguf_file import open_gguf

@@ -6,6 +6,10 @@ import dataclasses
 import errno
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +17,19 @@ import pytest
 from typer.testing import CliRunner
 
 from fast.rows import MODES, RowSettings, syscalls
-from harness import gate
-from harness.case_registry import case_by_id
-from harness.cases import parse_modes
+from harness.cases.case import parse_modes
+from harness.cases.registry import case_by_id
 from harness.cli import app
-from harness.evidence import _EXPECTED
-from harness.gate_report import summary
+from harness.gate import run as gate
+from harness.gate.evidence import _EXPECTED
+from harness.gate.report import summary
 from reference.config import config_from
 from reference.gguf_file import open_gguf
 from reference.tensors import TABLE
 from tests.conftest import FIXTURES
 
 TINY, TINY_QUANT = FIXTURES / "tiny.gguf", FIXTURES / "tiny-quant.gguf"
+ROOT = Path(__file__).parents[1]
 PROMPT = [226, 320, 456, 394, 351, 334, 279, 1, 1, 277]
 
 
@@ -197,6 +202,25 @@ def test_gate_fails_on_missing_golden() -> None:
     assert [finding.check for finding in result.findings] == ["golden file"]
     assert "has no golden: make it with `plegate golden record tiny-quant`" in result.findings[0].story
     assert summary(result).startswith("verdict: different")
+
+
+def test_interrupted_gate_leaves_results_as_they_were(prompt_file: Path, tmp_path: Path) -> None:
+    """Ctrl-C while rows are read: 130, one line that says so, and the files of the run before are still whole."""
+    outs = {option: tmp_path / f"result{option}" for option in ("--json", "--junit", "--html")}
+    for path in outs.values():
+        path.write_text("the run before")
+    given = [TINY_QUANT, "--tokens", prompt_file, *(part for pair in outs.items() for part in pair)]
+    command = [sys.executable, "-m", "harness.cli", "gate", *map(str, given)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as child:
+        while child.poll() is None and TINY_QUANT.name not in Path(f"/proc/{child.pid}/maps").read_text():
+            time.sleep(0.01)
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=120)
+    assert child.returncode == 130, errors
+    assert "plegate: interrupted" in errors
+    assert "Traceback" not in errors
+    assert {path.read_text() for path in outs.values()} == {"the run before"}
+    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.oracle import HashOracle
-from harness.runner import RecordedChunk
-from harness.story import first_place
+from harness.gate.oracle import HashOracle
+from harness.gate.runner import RecordedChunk
+from harness.gate.story import first_place
 from reference.ngram import NgramHash
 
 

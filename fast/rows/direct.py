@@ -8,15 +8,11 @@ busy cores.) Where kernel AIO is refused the workers call pread row by row inste
 
 from __future__ import annotations
 
-from time import perf_counter
-
-import numpy as np
-
 from fast.rows import syscalls
+from fast.rows.buffered import read_buffered
 from fast.rows.calibrate import worker_count
 from fast.rows.counters import GatherCounters
 from fast.rows.kernel_aio import CONTEXT_READS, SHARED, ContextPool, KernelAio
-from fast.rows.plan import GatherPlan
 from fast.rows.reader import ModeUnavailable, PackedRows, RowReader
 from fast.rows.reads import PreadLoop, Reads, ReadStats
 from fast.rows.settings import RowSettings
@@ -82,19 +78,6 @@ class ReadPool:
             self._contexts.close()
 
 
-def row_reads(files: TableFiles, ids: Ids, out: PackedRows, unplanned_rows: int) -> tuple[Reads, GatherPlan | None]:
-    """Reads that put each row at its place in `out`. A small batch has no plan: a row asked for twice is read twice."""
-    row_bytes = files.table.row_bytes
-    base = syscalls.address_of(out)
-    if ids.size <= unplanned_rows:
-        addresses = np.arange(base, base + ids.size * row_bytes, row_bytes, dtype=np.int64)
-        return Reads(files.of_rows(ids), files.table.offsets(ids), addresses, row_bytes, out), None
-    plan = GatherPlan(files.table, ids)
-    addresses = plan.places * row_bytes
-    addresses += base
-    return Reads(files.of_segments(plan.segments), plan.offsets, addresses, row_bytes, out), plan
-
-
 class DirectReader(RowReader):
     """Buffered positional reads; `workers` of them in flight."""
 
@@ -117,20 +100,8 @@ class DirectReader(RowReader):
 
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         assert self._files is not None and self._pool is not None
-        started = perf_counter()
-        reads, plan = row_reads(self._files, ids, out, self.settings.inline_rows)
-        planned = perf_counter()
-        stats = self._pool.read(reads)
+        read_buffered(self._files, ids, out, counters, self.settings.inline_rows, self._pool.read)
         self._note_refusal()
-        read = perf_counter()
-        if plan is not None:
-            plan.fill_repeats(out)
-        counters.plan_s += planned - started
-        counters.read_s += read - planned
-        counters.copy_s += perf_counter() - read
-        counters.read_calls += stats.calls
-        counters.bytes_asked += stats.bytes_asked
-        counters.service_s = stats.service_s
 
     def _make_pool(self) -> ReadPool:
         workers = worker_count(self.table, self.settings, lambda count: ReadPool(self.settings, count))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from time import perf_counter
 
+from fast.rows.buffered import read_buffered
 from fast.rows.counters import GatherCounters
-from fast.rows.direct import DirectReader, DirectUncachedReader, row_reads
+from fast.rows.direct import DirectReader, DirectUncachedReader
 from fast.rows.io_uring import Ring
 from fast.rows.reader import PackedRows, RowReader
 from fast.rows.settings import RowSettings
@@ -60,19 +60,10 @@ class UringReader(RowReader):
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         assert self._files is not None and self._rings is not None
         ring = self._rings.ring()
-        started = perf_counter()
-        reads, plan = row_reads(self._files, ids, out, self.settings.inline_rows)
-        planned = perf_counter()
-        stats = ring.read(reads, self.settings.queue_depth)
-        read = perf_counter()
-        if plan is not None:
-            plan.fill_repeats(out)
-        counters.plan_s += planned - started
-        counters.read_s += read - planned
-        counters.copy_s += perf_counter() - read
-        counters.read_calls += stats.calls
-        counters.bytes_asked += stats.bytes_asked
-        counters.service_s = stats.service_s
+        depth = self.settings.queue_depth
+        read_buffered(
+            self._files, ids, out, counters, self.settings.inline_rows, lambda reads: ring.read(reads, depth)
+        )
 
     def _close(self) -> None:
         if self._rings:

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import locate_table, open_rows
-from harness.case_models import FIXTURES, model_digest, provenance
-from harness.cases import Case, TokenPrompt
+from harness.cases.case import Case, TokenPrompt
+from harness.cases.models import FIXTURES, model_digest, provenance
 from harness.environment import environment
 from harness.errors import CannotRun
+from harness.gate.oracle import HashOracle, row_digests
+from harness.gate.runner import Named, Runner, make_runner
+from harness.gate.story import aligned, alone, errors_by_position, in_order
 from harness.goldens.record import Closest, Golden, GoldenPrompt, Probe
-from harness.oracle import HashOracle, row_digests
-from harness.runner import Named, Runner, make_runner
-from harness.story import aligned, alone, errors_by_position, in_order
 from reference.config import ModelConfig
 from reference.gguf_file import GgufFile, open_gguf
 

@@ -6,7 +6,7 @@ import argparse
 
 from rich.console import Console
 
-from harness.checks import CHECKS
+from harness.gate.checks import CHECKS
 from harness.mutation.session import run_session
 
 parser = argparse.ArgumentParser(

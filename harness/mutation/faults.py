@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.case_models import model_path
+from harness.cases.models import model_path
 from harness.goldens.record import Golden
 from harness.mutation.planting import flipped_copy, replace_function, rewrite
 
@@ -48,7 +48,7 @@ class Fault:
 def _flipped_bit(trial: Trial) -> None:
     """The lowest bit of byte 11 of the row that token 6, head 2 of the first prompt reads."""
     from fast.rows import locate_table
-    from harness.oracle import HashOracle
+    from harness.gate.oracle import HashOracle
     from reference.gguf_file import open_gguf
 
     path = model_path(trial.case)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.checks import CHECKS
+from harness.gate.checks import CHECKS
 from harness.mutation.faults import FAULTS, Fault
 from harness.mutation.trial import Caught, TrialResult
 

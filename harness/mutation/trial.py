@@ -9,15 +9,15 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from harness.case_models import model_path
-from harness.case_registry import case_by_id
-from harness.cases import parse_modes
-from harness.checks import CHECKS, CONTROL, ORDER, Finding
-from harness.gate import GateOptions, run_gate
+from harness.cases.case import parse_modes
+from harness.cases.models import model_path
+from harness.cases.registry import case_by_id
+from harness.gate.checks import CHECKS, CONTROL, ORDER, Finding
+from harness.gate.run import GateOptions, run_gate
+from harness.gate.verdicts import GateResult
 from harness.goldens.store import how_to_make, read_golden
 from harness.mutation.faults import FAULTS, Fault, Trial
 from harness.synth import cache_folder
-from harness.verdicts import GateResult
 from reference.errors import InputError
 
 

@@ -9,12 +9,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from harness.commands.run import _Words, run
+from harness.commands.speed import speed
 from harness.engines.llama_cpp import VARIABLE, find_server
 from harness.engines.transformers_weights import grouped_order
 from harness.errors import CannotRun
-from harness.run_command import _Words, run
 from harness.speed import Cell, Measured
-from harness.speed_command import speed
 from reference.errors import InputError
 from tests.fast.engines import answers, find, shared
 
@@ -60,7 +60,7 @@ def test_run_continues_text_in_text(tmp_path: Path) -> None:
 def test_run_stops_at_the_end_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = answers("tiny")
     third = int(expected["greedy_0"][2])
-    monkeypatch.setattr("harness.run_command._end_tokens", lambda *_: {third})
+    monkeypatch.setattr("harness.commands.run._end_tokens", lambda *_: {third})
     out = invoke("run", find("tiny.gguf"), "--tokens", write_ids(tmp_path, expected["prompt_0"].tolist()), "-n", 12)
     assert [int(word) for word in out.split()] == expected["greedy_0"].tolist()[:2]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.cases import Case, TokenPrompt
-from harness.checks import Finding
+from harness.cases.case import Case, TokenPrompt
+from harness.gate.checks import Finding
+from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
 from harness.goldens.record import Closest, Golden, GoldenPrompt, Probe
-from harness.verdicts import GateResult, MarginLine, ModeVerdict
 
 
 def golden(case: str = "tiny", margin: float = 0.02) -> Golden:

@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.atomic import write_bytes, write_text
-from harness.gate_html.page import gate_as_html
-from harness.gate_report import write_reports
+from harness.gate.html.page import gate_as_html
+from harness.gate.report import write_reports
 from harness.goldens.promote import promote
 from harness.goldens.record import dumps
 from harness.goldens.store import candidate_path

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from harness.golden_command import golden_app
+from harness.commands.golden import golden_app
 from harness.goldens.promote import promote
 from harness.goldens.record import dumps
 from harness.goldens.store import read_golden

@@ -12,7 +12,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from harness.case_registry import cases
+from harness.cases.registry import cases
 from harness.goldens.diff import differences
 from harness.goldens.record import Golden, Probe, dumps, loads
 from harness.goldens.store import check_not_golden, golden_folder, read_golden

@@ -15,12 +15,12 @@ import jsonschema
 import pytest
 import xmlschema
 
-from harness.cases import LEVELS
-from harness.checks import CHECKS
-from harness.gate_html.page import gate_as_html
-from harness.gate_report import gate_as_json, repeat_command, summary, write_reports
-from harness.junit import gate_as_junit
-from harness.verdicts import GateResult
+from harness.cases.case import LEVELS
+from harness.gate.checks import CHECKS
+from harness.gate.html.page import gate_as_html
+from harness.gate.junit import gate_as_junit
+from harness.gate.report import gate_as_json, repeat_command, summary, write_reports
+from harness.gate.verdicts import GateResult
 from reference.errors import InputError
 from tests.goldens.examples import ROW, STALE, TOKEN, UNSTEADY, result
 

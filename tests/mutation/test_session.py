@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from harness.checks import CHECKS
+from harness.gate.checks import CHECKS
 from harness.mutation import session
 from harness.mutation.faults import FAULTS, Fault
 from harness.mutation.planting import CannotPlant, replace_function, rewrite

@@ -16,12 +16,13 @@ import typer
 from typer.testing import CliRunner
 
 from fast.rows import MODES, RowSettings, Table, locate_table, mapped, residency, syscalls
-from harness import cli, rows_gate
+from harness import cli
 from harness.advise import Advice, ModeSpeed, advise_table, sentences
-from harness.advise_command import advise
-from harness.cases import ModeSource, parse_modes
-from harness.rows_command import rows
-from harness.rows_gate import choose_batches, judge_rows, random_rows
+from harness.cases.case import ModeSource, parse_modes
+from harness.commands.advise import advise
+from harness.commands.rows import rows
+from harness.gate import table as rows_gate
+from harness.gate.table import choose_batches, judge_rows, random_rows
 from reference.gguf_file import open_gguf
 from tests.conftest import larger_fixture
 

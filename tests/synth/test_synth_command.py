@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from harness.commands.synth import PresetName, synth
 from harness.synth import PRESETS, digests
-from harness.synth_command import PresetName, synth
 from reference.errors import InputError
 
 APP = typer.Typer()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.options import CacheDir, DefaultModel, JsonFile
+from harness.commands.options import CacheDir, DefaultModel, JsonFile
 
 if TYPE_CHECKING:
     from fast.engine import FastEngine
@@ -52,7 +52,7 @@ def run(
     from fast.engine import FastEngine
     from fast.rows import locate_table, open_rows
     from fast.settings import EngineSettings
-    from harness.progress import stages
+    from harness.commands.progress import stages
     from harness.prompts import encode
     from harness.synth import cache_folder, ensure_model
     from reference.errors import InputError

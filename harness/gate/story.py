@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.runner import Named, RecordedChunk, Runner
+from harness.gate.runner import Named, RecordedChunk, Runner
 
 MAX_TOKENS = 1024  # of a prompt that are looked through; the reference computes them all again
 _STEP_ORDER = ("ple", "mixer", "experts", "streams")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 
-from harness.cases import Case, TokenPrompt
+from harness.cases.case import Case, TokenPrompt
 from reference.errors import InputError
 
 EOS = 1  # the n-gram hash of `nano` and of the fixtures ends documents with it
@@ -54,7 +54,7 @@ def _stored(name: str) -> tuple[int, ...]:
 
 @cache
 def _stored_prompts() -> dict[str, tuple[int, ...]]:
-    content = resources.files("harness").joinpath("case_prompts.json").read_text(encoding="utf-8")
+    content = resources.files("harness.cases").joinpath("prompts.json").read_text(encoding="utf-8")
     return {name: tuple(ids) for name, ids in json.loads(content).items()}
 
 

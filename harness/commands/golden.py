@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from harness.commands.options import CacheDir, JsonFile
 from harness.engine_names import EngineName
-from harness.options import CacheDir, JsonFile
 
 golden_app = typer.Typer(
     no_args_is_help=True,
@@ -35,15 +35,15 @@ def check(
     Where a token differs it says whether the margin there was large enough. A missing golden is a failure that says how
     to make it. Exit codes: 0 all equal, 1 a difference, 2 bad input, 3 a case's model is not here.
     """
-    from harness.golden_check import check_goldens, print_checks
-    from harness.progress import stages
+    from harness.commands.progress import stages
+    from harness.goldens.check import check_goldens, print_checks
 
     with stages() as tell:
         results = check_goldens(case or [], engine.value, mode, cache_dir, tell)
     print_checks(results)
     if json_file is not None:
         from harness.atomic import write_json
-        from harness.gate_report import gate_as_json
+        from harness.gate.report import gate_as_json
 
         write_json(
             json_file,
@@ -64,12 +64,12 @@ def record(
 ) -> None:
     """Run a case and write what it answers as a candidate; goldens/ is not touched."""
     from harness.atomic import write_text
-    from harness.case_models import model_path
-    from harness.case_registry import case_by_id
+    from harness.cases.models import model_path
+    from harness.cases.registry import case_by_id
+    from harness.commands.progress import stages
     from harness.goldens.produce import produce
     from harness.goldens.record import dumps
     from harness.goldens.store import candidate_path, check_not_golden
-    from harness.progress import stages
 
     chosen = case_by_id(case)
     check_not_golden(candidates)
@@ -97,7 +97,7 @@ def promote(
     candidates: Candidates = _DEFAULT,
 ) -> None:
     """Make a candidate the golden. Refused without a reason, on a tree with uncommitted changes, for small margins."""
-    from harness.case_registry import case_by_id
+    from harness.cases.registry import case_by_id
     from harness.goldens.promote import promote as move
 
     case_by_id(case)
@@ -110,7 +110,7 @@ def diff(
     candidates: Candidates = _DEFAULT,
 ) -> None:
     """Say how a candidate differs from its golden. Exit codes: 0 same answers, 1 different ones."""
-    from harness.case_registry import case_by_id
+    from harness.cases.registry import case_by_id
     from harness.goldens.diff import differences
     from harness.goldens.store import candidate_path, how_to_make, read_golden
     from reference.errors import InputError

@@ -11,7 +11,7 @@ from harness.synth import cache_folder, ensure_model
 from harness.synth.making import file_sha256
 from reference.gguf_file import open_gguf
 
-FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "tests" / "fixtures"
 TIED = "blk.3.indexer.q_proj.weight"
 """Zeros in place of this make every block score exactly 0, on every machine: the tie rule alone decides."""
 

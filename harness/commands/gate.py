@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from harness.commands.options import CacheDir, DefaultModel, JsonFile, Modes, TextFiles, Texts, TokenFiles
 from harness.engine_names import EngineName
-from harness.options import CacheDir, DefaultModel, JsonFile, Modes, TextFiles, Texts, TokenFiles
 
 
 def gate(
@@ -56,11 +56,11 @@ def gate(
     Exit codes: 0 all modes equal, 1 a difference (the first one is named: prompt, token, head, row, byte, both values),
     2 bad input, 3 a mode that was asked for could not run here.
     """
-    from harness.cases import parse_modes
-    from harness.gate import run_gate
-    from harness.gate_choice import choose
-    from harness.gate_report import case_list, mode_list, print_gate, write_reports
-    from harness.progress import stages
+    from harness.cases.case import parse_modes
+    from harness.commands.progress import stages
+    from harness.gate.choice import choose
+    from harness.gate.report import case_list, mode_list, print_gate, write_reports
+    from harness.gate.run import run_gate
 
     if list_modes or list_cases:
         mode_list() if list_modes else case_list()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.cases import LOGITS, PLE, ROWS, TOKENS
+from harness.cases.case import LOGITS, PLE, ROWS, TOKENS
 
 MODE, CONTROL, GOLDEN = "mode", "control", "golden"
 ORDER = (GOLDEN, MODE, ROWS, PLE, LOGITS, TOKENS)

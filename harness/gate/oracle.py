@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import Table
-from harness.compare import Packed, expected_packed
+from harness.gate.compare import Packed, expected_packed
 from reference.gguf_file import GgufFile
 
 Ids = npt.NDArray[np.uint64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.options import JsonFile, Model
+from harness.commands.options import JsonFile, Model
 
 
 def inspect(model: Model, json_file: JsonFile = None) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.cases import Case
-from harness.checks import CONTROL, GOLDEN, ORDER, Finding
+from harness.cases.case import Case
+from harness.gate.checks import CONTROL, GOLDEN, ORDER, Finding
 
 EQUAL, DIFFERENT, UNSTEADY, NOT_RUN = "equal", "different", "unsteady", "not run"
 

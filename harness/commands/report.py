@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.options import JsonFile
+from harness.commands.options import JsonFile
 
 
 def report(

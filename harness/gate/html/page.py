@@ -5,17 +5,17 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from harness.checks import CHECKS
 from harness.environment import environment
-from harness.gate_html.plots import margin_panels, mode_panels
-from harness.gate_report import LEVEL_COLUMNS, cell, described, repeat_command, summary
+from harness.gate.checks import CHECKS
+from harness.gate.html.plots import margin_panels, mode_panels
+from harness.gate.report import LEVEL_COLUMNS, cell, described, repeat_command, summary
+from harness.gate.verdicts import DIFFERENT, EQUAL, GateResult, MarginLine, ModeVerdict
 from harness.report.page import style, template
-from harness.verdicts import DIFFERENT, EQUAL, GateResult, MarginLine, ModeVerdict
 
 
 def gate_as_html(result: GateResult) -> str:
     """The whole page as HTML: no script, no font, no picture from elsewhere."""
-    return template("gate.html.jinja", "harness.gate_html").render(
+    return template("gate.html.jinja", "harness.gate.html").render(
         style=style(),
         result=result,
         described=described(result),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness.options import JsonFile
+from harness.commands.options import JsonFile
 
 
 class PresetName(StrEnum):
@@ -92,8 +92,8 @@ def synth(
     import time
 
     from harness.atomic import write_json
+    from harness.commands.progress import progress
     from harness.errors import EXIT_DIFFERENT, EXIT_EQUAL
-    from harness.progress import progress
     from harness.synth import make_model, make_recipe
     from harness.synth.digests import RECORDED
     from harness.synth.table import table_type as type_named

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from harness.commands.options import Model
 from harness.engine_names import EngineName
-from harness.options import Model
 
 
 def logits(
@@ -38,8 +38,8 @@ def logits(
     import numpy as np
 
     from harness.atomic import write_bytes
+    from harness.commands.progress import stages
     from harness.engine import open_engine
-    from harness.progress import stages
     from harness.prompts import read_token_file
     from reference.errors import InputError
 

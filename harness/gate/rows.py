@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import RowCache, RowReader, Table
-from harness import compare
-from harness.cases import Case, TokenPrompt
-from harness.checks import Finding
-from harness.oracle import HashOracle
-from harness.verdicts import ModeVerdict
+from harness.cases.case import Case, TokenPrompt
+from harness.gate import compare
+from harness.gate.checks import Finding
+from harness.gate.oracle import HashOracle
+from harness.gate.verdicts import ModeVerdict
 
 SINGLE_TOKENS = 24  # of each prompt, gathered one at a time as decode does it: modes treat small batches another way
 CACHE_ROWS = 128  # small, so that rows of most prompts push each other out

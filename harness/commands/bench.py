@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.options import CacheDir, JsonFile, Model
+from harness.commands.options import CacheDir, JsonFile, Model
 
 if TYPE_CHECKING:
     from harness.bench.plan import Matrix

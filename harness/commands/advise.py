@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.options import JsonFile, Model
+from harness.commands.options import JsonFile, Model
 
 if TYPE_CHECKING:
     from harness.advise import Advice
@@ -46,8 +46,8 @@ def advise(
     from fast.rows import locate_table
     from harness.advise import advise_table, device_name, rows_per_token_of, settings_for
     from harness.atomic import write_json
+    from harness.commands.progress import stages
     from harness.environment import environment
-    from harness.progress import stages
     from reference.gguf_file import open_gguf
 
     with open_gguf(model) as opened:
@@ -75,7 +75,7 @@ def _print(advice: Advice, title: str) -> None:
     from rich.text import Text
 
     from harness.advise import DEPTHS
-    from harness.rows_command import rate
+    from harness.commands.rows import rate
 
     console = Console(highlight=False)
     console.print(Text(title))

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from fast.rows import MODES
 from harness.atomic import write_json, write_text
-from harness.case_registry import cases
-from harness.cases import LOGITS, PLE, ROWS, TOKENS
-from harness.checks import CHECKS, Finding
+from harness.cases.case import LOGITS, PLE, ROWS, TOKENS
+from harness.cases.registry import cases
 from harness.environment import environment
-from harness.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY, GateResult, ModeVerdict
+from harness.gate.checks import CHECKS, Finding
+from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY, GateResult, ModeVerdict
 
 SCHEMA = "plegate.gate/1"
 STYLES = {EQUAL: "green", DIFFERENT: "bold red", UNSTEADY: "bold magenta", NOT_RUN: "yellow"}
@@ -176,11 +176,11 @@ def write_reports(result: GateResult, json_file: Path | None, html_file: Path | 
     if json_file is not None:
         write_json(json_file, gate_as_json(result))
     if junit_file is not None:
-        from harness.junit import gate_as_junit
+        from harness.gate.junit import gate_as_junit
 
         write_text(junit_file, gate_as_junit(result))
     if html_file is not None:
-        from harness.gate_html.page import gate_as_html
+        from harness.gate.html.page import gate_as_html
 
         write_text(html_file, gate_as_html(result))
 

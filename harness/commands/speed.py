@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.options import CacheDir, DefaultModel, JsonFile
+from harness.commands.options import CacheDir, DefaultModel, JsonFile
 
 if TYPE_CHECKING:
     from harness.speed import Cell
@@ -112,9 +112,9 @@ def _measure(
     from fast.engine import FastEngine
     from fast.rows import locate_table, open_rows
     from fast.settings import EngineSettings
+    from harness.commands.progress import stages
     from harness.engines.llama_cpp import LlamaServer, find_server
     from harness.engines.transformers_engine import TransformersEngine
-    from harness.progress import stages
     from harness.prompts import varied_ids
     from harness.speed import LlamaContender, OursContender, TransformersContender, compare
     from harness.synth import cache_folder, ensure_model

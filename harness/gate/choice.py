@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.case_models import model_digest, model_path
-from harness.case_registry import case_by_id, cases, cases_of
-from harness.cases import ROWS, TOKENS, Case, TokenPrompt
-from harness.gate import GateOptions
+from harness.cases.case import ROWS, TOKENS, Case, TokenPrompt
+from harness.cases.models import model_digest, model_path
+from harness.cases.registry import case_by_id, cases, cases_of
+from harness.gate.run import GateOptions
 from harness.goldens.record import Golden
 from harness.goldens.store import read_golden
 from harness.prompt_choice import choose_prompts

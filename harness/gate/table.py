@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import RowReader, RowSettings, Table, locate_table, open_rows, residency
-from harness import compare
-from harness.cases import ModeSource
+from harness.cases.case import ModeSource
+from harness.gate import compare
 from harness.prompt_choice import choose_prompts
 from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf
@@ -132,7 +132,7 @@ def random_rows(table: Table, count: int, seed: int) -> Ids:
 def _rows_of(model: GgufFile, table: Table, name: str, tokens: Sequence[int]) -> tuple[Ids, int]:
     """The rows a prompt reads, and how many a token: by the hash where the file has one, else row = token id."""
     if _HASH_KEY in model.metadata:
-        from harness.oracle import HashOracle
+        from harness.gate.oracle import HashOracle
 
         oracle = HashOracle(model)
         return oracle.rows(tokens).reshape(-1), oracle.heads

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as Tree
 
-from harness.cases import LEVELS
-from harness.checks import CONTROL, GOLDEN, MODE, Finding
-from harness.gate_report import repeat_command, summary
-from harness.verdicts import GateResult, ModeVerdict
+from harness.cases.case import LEVELS
+from harness.gate.checks import CONTROL, GOLDEN, MODE, Finding
+from harness.gate.report import repeat_command, summary
+from harness.gate.verdicts import GateResult, ModeVerdict
 
 _TESTS = (MODE, *LEVELS, CONTROL)
 

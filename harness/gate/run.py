@@ -2,7 +2,7 @@
 
 Each mode is judged level by level (rows, PLE layer, logits, tokens), always beside its control: the same mode a second
 time. What is right comes from outside the code under test: positional reads, plain integers, the `gguf` package's
-dequantizer, recorded goldens of the reference and of outside engines. `harness.checks` names every check.
+dequantizer, recorded goldens of the reference and of outside engines. `harness.gate.checks` names every check.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 import numpy as np
 
 from fast.rows import RowReader, RowSettings, Table, locate_table, open_rows
-from harness.case_models import model_digest
-from harness.cases import LOGITS, PLE, TOKENS, Case, ModeSource
-from harness.checks import Finding
-from harness.evidence import CountingCalls, Evidence, look
-from harness.gate_rows import expect_rows, judge_rows, judge_unpacking
-from harness.gate_tokens import CaseRun, TokenJudge
+from harness.cases.case import LOGITS, PLE, TOKENS, Case, ModeSource
+from harness.cases.models import model_digest
+from harness.gate.checks import Finding
+from harness.gate.evidence import CountingCalls, Evidence, look
+from harness.gate.oracle import HashOracle, row_digests
+from harness.gate.rows import expect_rows, judge_rows, judge_unpacking
+from harness.gate.runner import Runner, make_runner
+from harness.gate.story import first_place
+from harness.gate.tokens import CaseRun, TokenJudge
+from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
 from harness.goldens.record import Golden
 from harness.goldens.store import how_to_make
-from harness.oracle import HashOracle, row_digests
 from harness.prompts import check_ids
-from harness.runner import Runner, make_runner
-from harness.story import first_place
-from harness.verdicts import GateResult, MarginLine, ModeVerdict
 from reference.config import config_from
 from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf

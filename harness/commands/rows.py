@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.options import JsonFile, Model, Modes, TextFiles, Texts, TokenFiles
+from harness.commands.options import JsonFile, Model, Modes, TextFiles, Texts, TokenFiles
 
 if TYPE_CHECKING:
-    from harness.rows_gate import ModeRows, RowsResult
+    from harness.gate.table import ModeRows, RowsResult
 
 SCHEMA = "plegate.rows/1"
 
@@ -67,9 +67,9 @@ def rows(
     """
     from fast.rows import RowSettings, locate_table
     from harness.atomic import write_json
-    from harness.cases import parse_modes
-    from harness.progress import stages
-    from harness.rows_gate import choose_batches, judge_rows
+    from harness.cases.case import parse_modes
+    from harness.commands.progress import stages
+    from harness.gate.table import choose_batches, judge_rows
     from reference.gguf_file import open_gguf
 
     sources = parse_modes(mode or [])
@@ -164,8 +164,8 @@ def stories(mode: ModeRows) -> list[str]:
 
 def as_json(result: RowsResult) -> dict[str, Any]:
     """The result as plain values."""
-    from harness.compare import as_json as difference_as_json
     from harness.environment import environment
+    from harness.gate.compare import as_json as difference_as_json
 
     table = result.table
     return {

@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.case_models import model_path
-from harness.case_registry import case_by_id, cases
-from harness.cases import Case, ModeSource
-from harness.checks import Finding
+from harness.cases.case import Case, ModeSource
+from harness.cases.models import model_path
+from harness.cases.registry import case_by_id, cases
 from harness.errors import CannotRun
-from harness.gate import GateOptions, run_gate
+from harness.gate.checks import Finding
+from harness.gate.run import GateOptions, run_gate
+from harness.gate.verdicts import EQUAL, GateResult
 from harness.goldens.store import read_golden
 from harness.synth import cache_folder
-from harness.verdicts import EQUAL, GateResult
 
 Tell = Callable[[str], None]
 
