@@ -61,9 +61,7 @@ class UringReader(RowReader):
         assert self._files is not None and self._rings is not None
         ring = self._rings.ring()
         depth = self.settings.queue_depth
-        read_buffered(
-            self._files, ids, out, counters, self.settings.inline_rows, lambda reads: ring.read(reads, depth)
-        )
+        read_buffered(self._files, ids, out, counters, self.settings.inline_rows, lambda reads: ring.read(reads, depth))
 
     def _close(self) -> None:
         if self._rings:
