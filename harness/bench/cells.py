@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from fast.rows.settings import RowSettings
 from reference.errors import InputError
 
 COLD, WARM = "cold", "warm"
 STATES = (COLD, WARM)
 KINDS = ("prefill", "decode", "gather")
 TWIN = "#aa"  # what the name of the baseline's second run ends in
-_ROW_SETTINGS = (
-    "queue_depth",
-    "workers",
-    "inline_rows",
-    "range_pages",
-    "advise_ranges",
-    "staging_bytes",
-    "warm_threads",
-)
+_ROW_SETTINGS = tuple(field.name for field in fields(RowSettings) if field.type == "int")
 _ENGINE_SETTINGS = ("chunk", "overlap")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -147,7 +140,12 @@ def parse_arm(text: str) -> Arm:
                 f"--arm {text}: {part!r} is not understood, expected a mode ({', '.join(MODES)}), commit:REV, or "
                 f"setting=value with one of {known}"
             )
-    return Arm(name, mode, tuple(sorted(settings)), commit)
+    arm = Arm(name, mode, tuple(sorted(settings)), commit)
+    try:
+        RowSettings(**arm.row_settings())
+    except ValueError as error:
+        raise InputError(f"--arm {text}: {error}") from None
+    return arm
 
 
 def parse_arms(texts: Sequence[str], baseline: str | None) -> list[Arm]:

@@ -94,7 +94,7 @@ def lines(
             axes.yaxis.set_major_formatter("{x:g}")
             axes.minorticks_off()
         elif from_zero:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.06 * axes.dataLim.ymax)  # room above a line that is nearly flat
         if ticks is not None:
             axes.set_xticks(list(ticks), list(tick_labels or [f"{tick:g}" for tick in ticks]))
 
@@ -102,7 +102,7 @@ def lines(
 
 
 def bars(values: dict[str, float], look: dict[str, Look], label: str, *, log: bool = False) -> str:
-    """A panel of horizontal bars, one per arm, with their numbers."""
+    """A panel of horizontal bars, one per arm, with their numbers; lower where there are few."""
 
     def draw(axes: Axes) -> None:
         names = list(values)[::-1]
@@ -116,7 +116,7 @@ def bars(values: dict[str, float], look: dict[str, Look], label: str, *, log: bo
             axes.xaxis.set_major_formatter("{x:g}")
         axes.margins(x=0.18)
 
-    return _svg(draw)
+    return _svg(draw, (WIDTH_IN, min(HEIGHT_IN, 0.8 + 0.52 * len(values))))
 
 
 def swatch(look: Look) -> str:

@@ -20,7 +20,7 @@ PROBE = "probe"
 
 @dataclass(frozen=True)
 class Measured:
-    """One cell of a run. times: of all rounds of all passes, which are minutes apart. Units: seconds."""
+    """One cell of a run. times: of one call, in all rounds of all passes, which are minutes apart. Units: seconds."""
 
     name: str
     info: dict[str, Any]
@@ -78,7 +78,8 @@ def read_run(path: Path) -> BenchRun:
                 f"{path}: {benchmark.get('name')} has no cell or no times, expected a file of `nox -s bench`"
             )
         name = extra["cell"]
-        times.setdefault(name, []).extend(data)
+        calls = extra.get("calls", 1)  # a round of what is too short to time alone
+        times.setdefault(name, []).extend(time / calls for time in data)
         info[name] = {key: value for key, value in extra.items() if key != "cell"}
     if not times:
         raise InputError(f"{path}: holds no benchmark, expected at least one: did the session fail?")

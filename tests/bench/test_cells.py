@@ -42,6 +42,8 @@ def _name(cell: Cell) -> str:
 @pytest.mark.parametrize("number", range(PASSES))
 def test_cell(benchmark: Any, station: Any, planted: Any, cell: Cell, number: int) -> None:
     case = station.case(cell, cell.arm)
+    short = (cell.workload.kind, cell.state) == ("gather", WARM) and cell.arm not in PAST_THE_CACHE
+    often = WARM_GATHERS if short else 1
     benchmark.extra_info |= {
         "cell": _name(cell),
         "mode": cell.arm,
@@ -49,12 +51,10 @@ def test_cell(benchmark: Any, station: Any, planted: Any, cell: Cell, number: in
         "depth": cell.depth,
         "workload": cell.workload.name,
         "pass": number,
+        "calls": often,
     }
-    rounds = ROUNDS[cell.workload.kind]
-    short = (cell.workload.kind, cell.state) == ("gather", WARM) and cell.arm not in PAST_THE_CACHE
-    often = WARM_GATHERS if short else 1
     call = planted(_name(cell), lambda: case.run(often))
-    benchmark.pedantic(call, setup=case.prepare, rounds=rounds, iterations=1)
+    benchmark.pedantic(call, setup=case.prepare, rounds=ROUNDS[cell.workload.kind], iterations=1)
 
 
 def _compute() -> Callable[[], None]:

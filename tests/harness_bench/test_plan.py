@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fast.rows import RowSettings
 from harness.bench.cells import (
     TWIN,
     Arm,
@@ -84,11 +86,19 @@ def test_arm_is_read_from_its_text(text: str, expected: Arm) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["no-such-mode", "x=", "x=uring,queue_depth=many", "x=what=1", "a/b=uring", "x=commit:"]
+    "text",
+    ["no-such-mode", "x=", "x=uring,queue_depth=many", "x=what=1", "a/b=uring", "x=commit:", "x=direct,workers=0"],
 )
 def test_arm_that_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="expected"):
         parse_arm(text)
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(RowSettings) if f.type == "int"])
+def test_every_row_setting_can_be_an_arm(name: str) -> None:
+    value = getattr(RowSettings(), name) + 1
+    arm = parse_arm(f"x=direct,{name}={value}")
+    assert getattr(RowSettings(**arm.row_settings()), name) == value
 
 
 def test_arms_are_refused_twice_and_baseline_goes_first() -> None:

@@ -94,6 +94,18 @@ def verdict_of(tmp_path: Path, new: Path, *old: Path) -> Any:
     return compare(runs[-1], runs[:-1])
 
 
+def test_round_of_many_calls_counts_as_the_time_of_one(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "run.json", 1)
+    name = "prefetch-warm-prefill512-d0"
+    before = read_run(path).cells[name].value
+    content = json.loads(path.read_text())
+    for benchmark in content["benchmarks"]:
+        if benchmark["extra_info"]["cell"] == name:
+            benchmark["extra_info"]["calls"] = 20
+    path.write_text(json.dumps(content))
+    assert read_run(path).cells[name].value == pytest.approx(before / 20)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_planted_slowdown_is_reported_and_nothing_else(tmp_path: Path, seed: int) -> None:
     cell = "uring-cold-prefill512-d0"

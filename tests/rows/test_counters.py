@@ -15,7 +15,7 @@ from tests.rows.tables import make_table, open_mode
 
 PAGE = 4096
 IDS = np.random.default_rng(4).integers(0, 3000, 700)
-SETTINGS = RowSettings(inline_rows=8, workers=4)
+SETTINGS = RowSettings(inline_rows=8, workers=4, slice_reads=16)
 TIMES = ("plan_s", "read_s", "copy_s", "dequantize_s", "wall_s")
 
 
@@ -65,7 +65,7 @@ def test_counters_of_a_batch(tables: Callable[..., Table], mode: str, segments: 
 @pytest.mark.parametrize("mode", ["direct", "direct-uncached", "uring", "uring-uncached", "prefetch"])
 def test_calls_and_bytes_asked_are_those_the_kernel_got(table: Table, mode: str) -> None:
     kernel = CountingKernel()
-    with open_mode(table, mode, RowSettings(inline_rows=8, workers=4, syscall=kernel)) as reader:
+    with open_mode(table, mode, RowSettings(inline_rows=8, workers=4, slice_reads=16, syscall=kernel)) as reader:
         reader.gather(IDS)
         kernel.calls.clear()
         reader.gather(IDS)

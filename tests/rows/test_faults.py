@@ -264,7 +264,7 @@ def test_interrupts_at_any_moment_leave_a_usable_reader(table: Table, mode: str)
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with open_rows(table, mode, RowSettings(inline_rows=8, workers=2)) as opened:
+        with open_rows(table, mode, RowSettings(inline_rows=8, workers=2, slice_reads=16)) as opened:
             interrupted = 0
             for attempt in range(25):
                 try:
@@ -289,7 +289,7 @@ def test_readers_work_in_a_forked_child(table: Table) -> None:
         "from tests.rows.tables import pread_rows\n"
         "table = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
         "ids = np.arange(0, 3000, 5)\n"
-        "readers = [open_rows(table, mode, RowSettings(workers=3, inline_rows=8)) for mode in MODES]\n"
+        "readers = [open_rows(table, mode, RowSettings(workers=3, slice_reads=16, inline_rows=8)) for mode in MODES]\n"
         "right = lambda: [r.mode for r in readers for i in (ids, ids[:4])\n"
         "                 if r.gather(i).tobytes() != pread_rows(table, i).tobytes()]\n"
         "assert not right()\n"

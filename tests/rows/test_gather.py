@@ -18,7 +18,7 @@ from reference.errors import InputError
 from tests.rows.tables import WIDTHS, pread_rows
 
 # Few rows already count as a large batch, so that both ways of every mode run on small tables.
-SETTINGS = RowSettings(inline_rows=8, queue_depth=32, workers=4, staging_bytes=1 << 20, range_pages=2)
+SETTINGS = RowSettings(inline_rows=8, queue_depth=32, workers=4, slice_reads=16, staging_bytes=1 << 20, range_pages=2)
 PAGE = 4096
 
 

@@ -12,7 +12,7 @@ import pytest
 from fast.rows import MODES, RowCache, RowSettings, Segment, Table, open_rows, residency
 from tests.rows.tables import Type, open_descriptors
 
-SETTINGS = RowSettings(inline_rows=8, workers=4)
+SETTINGS = RowSettings(inline_rows=8, workers=4, slice_reads=16)
 MIB = 1 << 20
 
 
