@@ -62,6 +62,14 @@ def test_counters_of_a_batch(tables: Callable[..., Table], mode: str, segments: 
         assert set(last.as_dict()) >= {"rows_unique", "pages_unique", "effective_concurrency", *TIMES}
 
 
+@pytest.mark.parametrize("mode", ["direct", "direct-uncached", "uring", "uring-uncached"])
+def test_kernel_gets_many_reads_in_one_call(table: Table, mode: str) -> None:
+    """With the settings that people use: a call for every few rows is what makes a batch slow."""
+    with open_mode(table, mode, RowSettings()) as reader:
+        reader.gather(IDS)
+        assert 0 < reader.last.read_calls <= IDS.size / 25
+
+
 @pytest.mark.parametrize("mode", ["direct", "direct-uncached", "uring", "uring-uncached", "prefetch"])
 def test_calls_and_bytes_asked_are_those_the_kernel_got(table: Table, mode: str) -> None:
     kernel = CountingKernel()
