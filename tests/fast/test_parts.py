@@ -42,7 +42,7 @@ def test_unit_lower_inverse_keeps_its_digits_for_repeated_keys() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([16, 48, 64]), st.booleans(), st.sampled_from([0.0, 0.5, 30.0]))
-@settings(max_examples=12)
+@settings(max_examples=settings.default.max_examples // 4)
 def test_matrix_form_of_the_delta_net_equals_its_recurrence(seed: int, piece: int, repeat: bool, fade: float) -> None:
     rng, length, keys, heads, width = np.random.default_rng(seed), 3 * 48 if piece == 48 else 128, 2, 4, 8
     key = rng.standard_normal((length, keys, width)).astype(np.float32)
@@ -59,14 +59,14 @@ def test_matrix_form_of_the_delta_net_equals_its_recurrence(seed: int, piece: in
     for t in range(length):
         out, memory = step(query[t], key[t], value[t], beta[t], decay[t], memory)
         expected.append(out[0])
-    # Both are float32 sums of the same products in another order; a piece sums up to 64 of them: 1e-6 measured.
+    # Both are float32 sums of the same products in another order; a piece sums up to 64 of them: 5e-7 measured.
     scale = float(np.abs(expected).max())
-    assert np.abs(np.asarray(read) - np.stack(expected)).max() <= 1e-5 * scale
-    assert np.abs(np.asarray(after) - np.asarray(memory)).max() <= 1e-5 * float(np.abs(memory).max())
+    assert np.abs(np.asarray(read) - np.stack(expected)).max() <= 5e-6 * scale
+    assert np.abs(np.asarray(after) - np.asarray(memory)).max() <= 5e-6 * float(np.abs(memory).max())
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 24), st.sampled_from([256, 512, 640]))
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 2)
 def test_best_blocks_are_the_best_and_the_lowest_among_equals(seed: int, budget: int, width: int) -> None:
     """Scores of few different values, most of them 0 as rectified scores are, and all depths."""
     rng = np.random.default_rng(seed)

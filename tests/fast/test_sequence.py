@@ -211,7 +211,7 @@ def test_contexts_and_models_share_nothing() -> None:
             two.restore(one.save())
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.integers(2, 12), st.integers(40, 400))
 def test_checkpoints_reach_back_ever_further_apart(kept: int, length: int) -> None:
     positions: list[int] = []
