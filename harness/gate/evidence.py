@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fast.rows import Table, syscalls
+from harness.gate.advice import Place, Range, advised_pages, pages_of, taken_ranges
 
 _ADVICE = {"rr": "random", "sr": "sequential"}
 _FEW_READS = 16  # the counters read /proc/self/io twice a gather; a mode that reads does it once per row or page
@@ -21,14 +23,22 @@ O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 @dataclass
 class CountingCalls:
-    """The syscall door of `RowSettings`, counting what goes through it by name."""
+    """The syscall door of `RowSettings`: calls that the kernel carried out by name, and the ranges it took advice for.
+
+    A call that was refused is nothing that was done, and is not counted.
+    """
 
     inner: syscalls.SyscallFunction = syscalls.call
     calls: Counter[str] = field(default_factory=Counter)
+    advised: list[Range] = field(default_factory=list)
 
     def __call__(self, name: str, *arguments: int) -> int:
-        self.calls[name] += 1
-        return self.inner(name, *arguments)
+        result = self.inner(name, *arguments)
+        if result >= 0:
+            self.calls[name] += 1
+        if name == "process_madvise":
+            self.advised += taken_ranges(result, arguments)
+        return result
 
 
 @dataclass(frozen=True)
@@ -44,21 +54,25 @@ class Sight:
     arrived: int
     left: int
     calls: Counter[str]
+    places: tuple[Place, ...]
+    advised: tuple[Range, ...]
 
 
 def look(table: Table, door: CountingCalls) -> Sight | None:
     """What /proc shows now; None where there is no such folder."""
     files = {str(segment.path.resolve()) for segment in table.segments}
     try:
-        arrived, calls = _read_calls(), Counter(door.calls)
+        arrived, calls, advised = _read_calls(), Counter(door.calls), tuple(door.advised)
         descriptors, rings = _descriptors(files)
-        return Sight(_mappings(files), descriptors, rings, arrived, _read_calls(), calls)
+        mappings, places = _mappings(files)
+        return Sight(mappings, descriptors, rings, arrived, _read_calls(), calls, places, advised)
     except OSError:
         return None
 
 
-def _mappings(files: set[str]) -> Counter[str]:
+def _mappings(files: set[str]) -> tuple[Counter[str], tuple[Place, ...]]:
     found: Counter[str] = Counter()
+    places: list[Place] = []
     inside = False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("VmFlags:"):
@@ -67,7 +81,9 @@ def _mappings(files: set[str]) -> Counter[str]:
                 found[next((_ADVICE[flag] for flag in flags if flag in _ADVICE), "plain")] += 1
         elif "-" in line.split(" ", 1)[0]:
             inside = line.partition("/")[1] == "/" and "/" + line.partition("/")[2] in files
-    return found
+            if inside:
+                places.append(Place.of(line))
+    return found, tuple(places)
 
 
 def _descriptors(files: set[str]) -> tuple[Counter[str], int]:
@@ -95,7 +111,10 @@ def _read_calls() -> int:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Differences between two moments around a mode's open and its gathers of `rows` different rows."""
+    """Differences between two moments around a mode's open and its gather of `rows` different rows.
+
+    Units: pages of 4 KiB that hold a byte of those rows; advised_pages of them were told to the kernel beforehand.
+    """
 
     mode: str
     rows: int
@@ -104,24 +123,34 @@ class Evidence:
     rings: int
     read_calls: int
     calls: Counter[str]
+    pages: int = 0
+    advised_pages: int = 0
 
     @classmethod
-    def between(cls, mode: str, rows: int, before: Sight, opened: Sight, after: Sight) -> Evidence:
-        """What opening added, and what gathering did."""
+    def between(
+        cls, mode: str, table: Table, ids: Iterable[int], before: Sight, opened: Sight, after: Sight
+    ) -> Evidence:
+        """What opening added, and what gathering these rows did."""
+        rows = set(ids)
+        pages = pages_of(table, rows)
         return cls(
             mode=mode,
-            rows=rows,
+            rows=len(rows),
             mappings=after.mappings - before.mappings,
             descriptors=after.descriptors - before.descriptors,
             rings=after.rings - before.rings,
             read_calls=after.arrived - opened.left,
             calls=after.calls - opened.calls,
+            pages=len(pages),
+            advised_pages=len(pages & advised_pages(after.advised[len(opened.advised) :], after.places)),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for reports."""
         return {
             "rows": self.rows,
+            "pages": self.pages,
+            "advised_pages": self.advised_pages,
             "mappings": dict(self.mappings),
             "descriptors": dict(self.descriptors),
             "rings": self.rings,
@@ -157,8 +186,10 @@ class Evidence:
         found_way = "ring" if self._ring else "reads" if self._reads else "faults"
         if found_way != way:
             problems.append(f"rows came by {found_way}, expected {way} ({self._numbers()})")
-        if self.mode == "prefetch" and not self.calls["process_madvise"]:
-            problems.append("no page range was advised before it was touched")
+        if self.mode == "prefetch" and self.advised_pages < self.pages:
+            problems.append(
+                f"{self.advised_pages} of {self.pages} pages were advised before they were touched, expected all"
+            )
         return problems
 
     def _numbers(self) -> str:

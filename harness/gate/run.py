@@ -19,6 +19,7 @@ import numpy as np
 from fast.rows import RowReader, RowSettings, Table, locate_table, open_rows
 from harness.cases.case import LOGITS, PLE, TOKENS, Case, ModeSource
 from harness.cases.models import model_digest
+from harness.gate.advice import watching_madvise
 from harness.gate.checks import Finding
 from harness.gate.evidence import CountingCalls, Evidence, look
 from harness.gate.oracle import HashOracle, row_digests
@@ -170,7 +171,8 @@ class _Gate:
                 self.tell(f"{source.name}: rows")
                 opened = look(table, door)
                 spread = np.linspace(0, table.rows - 1, EVIDENCE_ROWS).astype(np.uint64)
-                reader.gather(spread)
+                with watching_madvise(door.advised):
+                    reader.gather(spread)
                 after = look(table, door)
                 for expected in self.expected:
                     judge_rows(verdict, reader, expected, table, self.options.without)
@@ -180,8 +182,8 @@ class _Gate:
         if verdict.effective != source.mode:
             verdict.not_run = f"ran as {verdict.effective}: {verdict.fallback_reason}"
         elif before and opened and after:
-            rows = len(set(spread.tolist()))
-            self._judge_evidence(verdict, Evidence.between(source.mode, rows, before, opened, after))
+            evidence = Evidence.between(source.mode, table, spread.tolist(), before, opened, after)
+            self._judge_evidence(verdict, evidence)
         verdict.wall_s = time.perf_counter() - started
         self.result.modes.append(verdict)
 

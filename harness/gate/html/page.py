@@ -86,6 +86,7 @@ def _evidence(mode: ModeVerdict) -> str:
     parts += [f"{found['rings']} rings"] if found["rings"] else []
     parts += [f"{found['read_calls']} read calls"]
     parts += [f"{count} {name}" for name, count in sorted(found["system_calls"].items())]
+    parts += [f"{found['advised_pages']} of {found['pages']} pages advised"] if found["advised_pages"] else []
     return ", ".join(parts)
 
 
