@@ -4,7 +4,9 @@ For a buffered file io_submit performs the reads one after the other on the call
 pread without the interpreter in between; for O_DIRECT it starts them all and returns. Containers that forbid io_uring
 usually allow it.
 
-Buffer lifetime: `read` returns or raises only after every accepted read has completed; io_destroy waits for the rest.
+Buffer lifetime: `read` returns only after every accepted read has completed. Raising, it destroys the context, which
+waits for what is in flight: a signal may hit between a system call and the line that counts what it took, so that
+nobody can say how many completions are still to come, and a context with some left over would mix up the next batch.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import weakref
 from queue import Empty, SimpleQueue
 from time import perf_counter
 
@@ -33,6 +36,7 @@ IOCB = np.dtype(
 EVENT = np.dtype([("data", "u8"), ("obj", "u8"), ("res", "i8"), ("res2", "i8")])
 RWF_NOWAIT = 8
 CONTEXT_READS = 256  # reads per io_submit; the system allows 65536 over all contexts
+_parked: list[npt.NDArray[np.uint8]] = []  # memory that the kernel may still write to, kept for the rest of the process
 
 
 class KernelAio:
@@ -40,6 +44,9 @@ class KernelAio:
 
     Raises: ModeUnavailable when the kernel or a container refuses a context.
     """
+
+    _context = 0
+    _owner: npt.NDArray[np.uint8] | None = None  # the memory of the batch under way, None between batches
 
     def __init__(self, entries: int, call: syscalls.SyscallFunction = syscalls.call) -> None:
         self._call = call
@@ -50,11 +57,15 @@ class KernelAio:
         if result < 0:
             raise ModeUnavailable(f"kernel AIO is not available: io_setup: {syscalls.explain(result)}")
         self._context = int(context[0])
-        self._flying = 0
         self._iocbs = np.zeros(entries, IOCB)
         self._pointers = syscalls.address_of(self._iocbs) + np.arange(entries, dtype=np.uint64) * IOCB.itemsize
         self._events = np.zeros(entries, EVENT)
         self._nowait = True
+
+    @property
+    def usable(self) -> bool:
+        """Whether it can carry out another batch: one that was interrupted, or whose batch failed, cannot."""
+        return self._context != 0 and self._owner is None
 
     def read(self, reads: Reads, nowait_first: bool = False) -> ReadStats:
         """Carry out all reads. With `nowait_first`, cached rows are copied and missing ones started in a first pass.
@@ -68,6 +79,7 @@ class KernelAio:
         started = perf_counter()
         left: Reads | None = reads
         rounds = together = 0
+        self._owner = reads.owner
         try:
             while left is not None:
                 flags = RWF_NOWAIT if nowait_first and self._nowait and not rounds else 0
@@ -78,8 +90,10 @@ class KernelAio:
                 rounds += 1
                 if rounds > MAX_ROUNDS:
                     raise OSError(errno.EAGAIN, "kernel AIO reads make no progress")
-        finally:
-            self._drain()
+        except BaseException:
+            self.close()
+            raise
+        self._owner = None
         stats.service_s += max(1.0, together / 2) * (perf_counter() - started)
         return stats
 
@@ -101,15 +115,16 @@ class KernelAio:
         iocbs["buf"] = reads.addresses
         iocbs["nbytes"] = reads.lengths
         iocbs["offset"] = reads.offsets
-        at = 0
+        at = flying = 0
         while at < count:
             taken = self._call("io_submit", self._context, count - at, syscalls.address_of(self._pointers) + 8 * at)
             stats.calls += 1
             if taken > 0:
-                self._flying += taken
+                flying += taken
                 at += taken
                 if at < count:
-                    self._collect(results, stats)
+                    self._collect(flying, results, stats)
+                    flying = 0
                 continue
             if -taken in (errno.ENOSYS, errno.EPERM):
                 raise ModeUnavailable(f"kernel AIO is not available: io_submit: {syscalls.explain(taken)}")
@@ -117,38 +132,40 @@ class KernelAio:
                 self._nowait = False  # this file system cannot say "not cached": every read waits
                 results[at:count] = -errno.EAGAIN
                 break
-            if -taken in (errno.EAGAIN, errno.EINTR) and self._flying:
-                self._collect(results, stats)
-                continue
             results[at] = taken or -errno.EAGAIN
             at += 1
-        self._collect(results, stats)
+        self._collect(flying, results, stats)
 
-    def _collect(self, results: npt.NDArray[np.int64] | None, stats: ReadStats | None) -> None:
-        """Wait for every read in flight."""
-        while self._flying:
-            got = self._call(
-                "io_getevents", self._context, self._flying, self.entries, syscalls.address_of(self._events), 0
-            )
-            if stats is not None:
-                stats.calls += 1
+    def _collect(self, flying: int, results: npt.NDArray[np.int64], stats: ReadStats) -> None:
+        """Wait for the reads in flight."""
+        while flying:
+            got = self._call("io_getevents", self._context, flying, self.entries, syscalls.address_of(self._events), 0)
+            stats.calls += 1
             if got == -errno.EINTR:
                 continue
             if got < 0:
                 raise OSError(-got, f"io_getevents: {os.strerror(-got)}")
-            self._flying -= got
-            if results is not None:
-                events = self._events[:got]
-                results[events["data"]] = events["res"]
-
-    def _drain(self) -> None:
-        self._collect(None, None)
+            if got > flying:
+                raise OSError(errno.EIO, f"io_getevents: {got} reads completed, {flying} were in flight")
+            flying -= got
+            events = self._events[:got]
+            results[events["data"]] = events["res"]
 
     def close(self) -> None:
-        """Destroy the context; the kernel waits for what is in flight."""
-        if self._context and self.pid == os.getpid():
-            self._call("io_destroy", self._context)
-        self._context = 0
+        """Destroy the context; the kernel waits for what is in flight. A second call does nothing."""
+        owner, self._owner = self._owner, None
+        context, self._context = self._context, 0
+        try:
+            if context and self.pid == os.getpid():
+                self._call("io_destroy", context)
+        except BaseException:  # another interrupt, before the call or after it: nobody knows
+            if owner is not None:
+                _parked.append(owner)
+            raise
+
+    def __del__(self) -> None:
+        if self._owner is not None:  # interrupted on the way to `close`; idle ones go with the process
+            self.close()
 
 
 class ContextPool:
@@ -160,7 +177,7 @@ class ContextPool:
     def __init__(self, call: syscalls.SyscallFunction = syscalls.call) -> None:
         self._call = call
         self._idle: SimpleQueue[KernelAio] = SimpleQueue()
-        self._made = 0
+        self._all: weakref.WeakSet[KernelAio] = weakref.WeakSet()
         self._pid = os.getpid()
 
     def take(self) -> KernelAio:
@@ -169,23 +186,25 @@ class ContextPool:
         Raises: ModeUnavailable when there can be none at all.
         """
         if self._pid != os.getpid():  # contexts do not survive a fork
-            self._idle, self._made, self._pid = SimpleQueue(), 0, os.getpid()
-        try:
+            self._idle, self._all, self._pid = SimpleQueue(), weakref.WeakSet(), os.getpid()
+        with contextlib.suppress(Empty):
             return self._idle.get_nowait()
-        except Empty:
-            pass
-        try:
-            context = KernelAio(CONTEXT_READS, self._call)
-        except ModeUnavailable:
-            if not self._made:
-                raise
-            return self._idle.get()
-        self._made += 1
-        return context
+        while True:
+            try:
+                context = KernelAio(CONTEXT_READS, self._call)
+                self._all.add(context)
+                return context
+            except ModeUnavailable:
+                if not self._all:
+                    raise
+            with contextlib.suppress(Empty):  # one that breaks is not given back, but makes room for a new one
+                return self._idle.get(timeout=0.1)
 
     def give_back(self, context: KernelAio) -> None:
-        """Let somebody else use it."""
-        if context.pid == os.getpid():
+        """Let somebody else use it; one that cannot be used any more is forgotten."""
+        if not context.usable:
+            self._all.discard(context)
+        elif context.pid == os.getpid():
             self._idle.put(context)
 
     def close(self) -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -208,36 +205,6 @@ def test_ring_reports_an_error_of_one_read_with_its_place(table: Table) -> None:
     os.close(fd)
 
 
-@pytest.mark.usefixtures("real_ring")
-def test_ring_drains_before_an_interrupt_leaves(table: Table) -> None:
-    """Ctrl-C between submission and completion: the buffer is not left to the kernel, the next batch is right."""
-    armed = True
-
-    def call(name: str, *arguments: int) -> int:
-        nonlocal armed
-        if name == "io_uring_enter" and armed:
-            armed = False
-            fd, to_submit, _, flags, *rest = arguments
-            syscalls.call(name, fd, to_submit, 0, flags, *rest)
-            raise KeyboardInterrupt
-        return syscalls.call(name, *arguments)
-
-    ring = Ring(64, call)
-    out = np.zeros((50, 90), np.uint8)
-    fd = os.open(table.segments[0].path, os.O_RDONLY)
-    ids = IDS[:50]
-    reads = Reads(fd, table.offsets(ids), syscalls.address_of(out) + np.arange(50) * 90, 90, out)
-    with pytest.raises(KeyboardInterrupt):
-        ring.read(reads)
-    assert ring._flying() == 0
-    assert out.tobytes() == pread_rows(table, ids).tobytes()  # every accepted read has completed
-    out[:] = 0
-    ring.read(reads)
-    assert out.tobytes() == pread_rows(table, ids).tobytes()
-    ring.close()
-    os.close(fd)
-
-
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "resident"])
 def test_a_file_cut_while_open_is_an_error_that_names_it(tmp_path: Path, mode: str) -> None:
     table = make_table(tmp_path)
@@ -252,64 +219,6 @@ def test_a_file_cut_while_open_is_an_error_that_names_it(tmp_path: Path, mode: s
                 opened.gather(ids)
             path.write_bytes(content)
             assert opened.gather(ids).tobytes() == pread_rows(table, ids).tobytes()
-
-
-@pytest.mark.parametrize("mode", list(MODES))
-def test_interrupts_at_any_moment_leave_a_usable_reader(table: Table, mode: str) -> None:
-    """A signal handler that raises, 25 times at odd moments of gathers: afterwards every byte is right."""
-    wanted = pread_rows(table, IDS).tobytes()
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        with open_rows(table, mode, RowSettings(inline_rows=8, workers=2, slice_reads=16)) as opened:
-            interrupted = 0
-            for attempt in range(25):
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + 13 * attempt % 37))
-                    for _ in range(200):
-                        opened.gather(IDS)
-                except KeyboardInterrupt:
-                    interrupted += 1
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                assert opened.gather(IDS).tobytes() == wanted
-            assert interrupted > 10
-    finally:
-        signal.signal(signal.SIGALRM, before)
-
-
-def test_readers_work_in_a_forked_child(table: Table) -> None:
-    """In a process of its own: the test process has threads of other libraries that a fork would upset."""
-    script = (
-        "import os, sys, pickle, numpy as np\n"
-        "from fast.rows import MODES, RowSettings, open_rows\n"
-        "from tests.rows.tables import pread_rows\n"
-        "table = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
-        "ids = np.arange(0, 3000, 5)\n"
-        "readers = [open_rows(table, mode, RowSettings(workers=3, slice_reads=16, inline_rows=8)) for mode in MODES]\n"
-        "right = lambda: [r.mode for r in readers for i in (ids, ids[:4])\n"
-        "                 if r.gather(i).tobytes() != pread_rows(table, i).tobytes()]\n"
-        "assert not right()\n"
-        "child = os.fork()\n"
-        "wrong = right()\n"
-        "for r in readers: r.close()\n"
-        "if child == 0: os._exit(len(wrong))\n"
-        "assert not wrong and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
-    )
-    import pickle
-
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, pickle.dumps(table).hex()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_mode_without_enough_memory_says_what_to_do(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
