@@ -117,7 +117,7 @@ def _print(result: RowsResult) -> None:
             console.print(Text(f"{mode.name}: {line}"))
     equal = sum(mode.verdict == "equal" for mode in result.modes)
     against = f" as in {result.against}" if result.against else ""
-    console.print(Text(f"{equal} of {len(result.modes)} modes give the rows{against} byte for byte"))
+    console.print(Text(f"{equal} of {len(result.modes)} modes give the rows{against} byte for byte; {result.coverage}"))
 
 
 def _cells(mode: ModeRows) -> list[str]:
@@ -187,6 +187,8 @@ def as_json(result: RowsResult) -> dict[str, Any]:
             for b in result.batches
         ],
         "notes": result.notes,
+        "rows_sampled": result.rows_sampled,
+        "whole_table": result.whole.as_json() if result.whole else None,
         "modes": [
             {
                 "name": mode.name,

@@ -18,7 +18,9 @@ import numpy.typing as npt
 from fast.rows import RowReader, RowSettings, Table, locate_table, open_rows, residency
 from harness.cases.case import ModeSource
 from harness.gate import compare
+from harness.gate.whole_table import WholeTable, compare_whole
 from harness.prompt_choice import choose_prompts
+from harness.prompts import check_ids
 from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf
 
@@ -76,11 +78,24 @@ class RowsResult:
     seed: int
     modes: list[ModeRows] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    whole: WholeTable | None = None  # where it was compared with another file
+
+    @property
+    def rows_sampled(self) -> int:
+        """Different rows that the modes gathered."""
+        return int(np.unique(np.concatenate([batch.ids for batch in self.batches])).size)
+
+    @property
+    def coverage(self) -> str:
+        """How many of the table's rows the verdict speaks of."""
+        if self.whole is None:
+            return f"{self.rows_sampled:,} of {self.table.rows:,} rows compared"
+        return f"{self.rows_sampled:,} rows through the modes; {self.whole.story()}"
 
     @property
     def exit_code(self) -> int:
         """1 for a difference or an unsteady mode, 3 for a mode or a cold cell that could not be run, else 0."""
-        if any(mode.verdict in (DIFFERENT, UNSTEADY) for mode in self.modes):
+        if any(mode.verdict in (DIFFERENT, UNSTEADY) for mode in self.modes) or (self.whole and self.whole.different):
             return 1
         missing = any(mode.verdict == NOT_RUN or (mode.not_cold and mode.cold_required) for mode in self.modes)
         return 3 if missing else 0
@@ -135,17 +150,31 @@ def _rows_of(model: GgufFile, table: Table, name: str, tokens: Sequence[int]) ->
         from harness.gate.oracle import HashOracle
 
         oracle = HashOracle(model)
+        check_ids(tokens, _vocab_of(model), name)
         return oracle.rows(tokens).reshape(-1), oracle.heads
     if model.architecture == HASHED:
         raise InputError(f"{model.paths[0]}: {_HASH_KEY} is missing, expected the hash constants of a {HASHED} file")
-    ids = np.array(tokens, np.int64)
-    bad = np.flatnonzero((ids < 0) | (ids >= table.rows))
-    if bad.size:
+    bad = next((place for place, token in enumerate(tokens) if not 0 <= token < table.rows), None)
+    if bad is not None:
         raise InputError(
-            f"{name}: token {bad[0]} is {ids[bad[0]]}, expected 0 to {table.rows - 1}: in a {model.architecture} file "
+            f"{name}: token {bad} is {tokens[bad]}, expected 0 to {table.rows - 1}: in a {model.architecture} file "
             "a token's row has the token's id"
         )
-    return ids.astype(np.uint64), 1
+    return np.array(tokens, np.uint64), 1
+
+
+def _vocab_of(model: GgufFile) -> int:
+    """Tokens that a hashed model knows: as its metadata say, else its vocabulary or its embedding.
+
+    Raises: InputError where none of them tells.
+    """
+    key, listed, embedding = f"{HASHED}.vocab_size", "tokenizer.ggml.tokens", model.tensors.get("token_embd.weight")
+    if key not in model.metadata and listed in model.metadata:
+        return model.metadata.count_of(listed)
+    found = model.metadata.get(key, embedding.shape[0] if embedding is not None else None)
+    if not isinstance(found, int):
+        raise InputError(f"{model.paths[0]}: {key} is {found!r}, expected how many tokens the model knows")
+    return found
 
 
 def judge_rows(
@@ -182,6 +211,8 @@ def judge_rows(
                 _judge_mode(mode, reader, own, batches, packed, values, cold is not False, tell)
                 mode.effective, mode.fallback_reason = reader.effective_mode, reader.fallback_reason
         result.modes.append(mode)
+    if against is not None:  # last: it leaves both files in the page cache
+        result.whole = compare_whole(table, truth, tell)
     return result
 
 
