@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,11 @@ def test_rows_says_how_much_of_the_table_it_compared(tiny_quant: Path, tmp_path:
     last = words(done).rsplit(";", 1)[-1]
     assert f"of {table.rows:,} rows compared" in last
     assert sampled <= int(last.split()[0].replace(",", "")) <= sampled + 16
+
+
+def test_mutation_refuses_an_unknown_fault() -> None:
+    command = [sys.executable, "-m", "harness.mutation", "--only", "nosuch"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
+    assert done.returncode == 2, done.stderr
+    assert "'nosuch': no such fault, expected one of: nothing planted, flipped bit" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from rich.console import Console
 
 from harness.gate.checks import CHECKS
 from harness.mutation.session import run_session
+from reference.errors import InputError
 
 parser = argparse.ArgumentParser(
     prog="python -m harness.mutation", description="Plant faults; require each to be caught."
@@ -17,4 +19,9 @@ parser.add_argument(
     "--without", action="append", default=[], choices=list(CHECKS), help="take a check out: the session must then fail"
 )
 chosen = parser.parse_args()
-raise SystemExit(run_session(chosen.only, chosen.without, Console(highlight=False)))
+try:
+    code = run_session(chosen.only, chosen.without, Console(highlight=False))
+except InputError as error:
+    print(error, file=sys.stderr)
+    code = 2
+raise SystemExit(code)

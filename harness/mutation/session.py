@@ -22,6 +22,7 @@ from rich.text import Text
 from harness.gate.checks import CHECKS
 from harness.mutation.faults import FAULTS, Fault
 from harness.mutation.trial import Caught, TrialResult
+from reference.errors import InputError
 
 NOTHING = "nothing planted"
 LIMIT_S = 600
@@ -64,9 +65,13 @@ def unproven(faults: Sequence[Fault]) -> list[str]:
 def run_session(only: Sequence[str], without: Sequence[str], console: Console) -> int:
     """Run all faults, or those named; print the table; 0 when every proof holds, 1 when one does not.
 
-    without: checks taken out of every run, to see that the session fails.
+    without: checks taken out of every run, to see that the session fails. Raises: InputError for an unknown name.
     """
     chosen: list[Fault | None] = [None, *FAULTS]
+    names = [fault.name if fault else NOTHING for fault in chosen]
+    unknown = [name for name in only if name not in names]
+    if unknown:
+        raise InputError(f"--only {unknown[0]!r}: no such fault, expected one of: {', '.join(names)}")
     if only:
         chosen = [fault for fault in chosen if (fault.name if fault else NOTHING) in only]
     rows = []
