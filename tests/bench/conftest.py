@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from fast.rows import residency
-from harness.bench import protocol
-from harness.bench.cells import COLD, Arm, Cell, Workload
+from harness.bench.cells import Arm, Cell, Workload
 from harness.bench.depths import depth_state, make_engine
 from harness.bench.machine import machine_facts
+from harness.bench.rounds import ProvenRounds
 from harness.bench.stream import row_ids
 from harness.bench.usage import Usage
 from harness.bench.workbench import GatherBench, ModelBench, Workbench
@@ -134,23 +132,16 @@ class Case:
         run = bench.run(self.measured, cell.workload.tokens)
         before = tokens.context(cell.depth)[-16:] if cell.workload.kind != "gather" else []
         before = before + (self.measured if cell.workload.kind == "decode" else [])
-        self.ids = np.unique(row_ids(station.bench.config.ple.hash, run.fed, before))
+        ids = row_ids(station.bench.config.ple.hash, run.fed, before)
+        self.rounds = ProvenRounds(station.bench.table, ids, state=cell.state, mode=mode, name=cell.id)
 
     def prepare(self) -> None:
-        table = self.station.bench.table
         self.station.bench.handle.reader = self.station.reader(self.mode)
         self.bench.place()
-        if self.cell.state == COLD:
-            for reader in self.station.readers.values():
-                reader.trim(0)
-            eviction = residency.make_cold(table)
-            assert eviction.cold, f"{eviction.resident:.1%} of the table stayed in memory: {self.cell.id} is not cold"
-        else:
-            protocol.read_rows(table, self.ids)
-            resident = residency.rows_resident(table, self.ids).mean()
-            assert resident >= protocol.WARM_SHARE, (
-                f"{resident:.1%} of the rows are in memory: {self.cell.id} is not warm"
-            )
+        self.rounds.prepare(self.station.readers.values())
+
+    def check(self) -> None:
+        self.rounds.check()
 
     def run(self, often: int) -> None:
         for _ in range(often):

@@ -54,7 +54,8 @@ def test_cell(benchmark: Any, station: Any, planted: Any, cell: Cell, number: in
         "calls": often,
     }
     call = planted(_name(cell), lambda: case.run(often))
-    benchmark.pedantic(call, setup=case.prepare, rounds=ROUNDS[cell.workload.kind], iterations=1)
+    rounds = ROUNDS[cell.workload.kind]
+    benchmark.pedantic(call, setup=case.prepare, teardown=case.check, rounds=rounds, iterations=1)
 
 
 def _compute() -> Callable[[], None]:
