@@ -54,6 +54,7 @@ class AutoReader(RowReader):
         self._reads: RowReader | None = None
         self._served: npt.NDArray[np.bool_] | None = None  # pages the ring has read or copied before
         self._calm = 0
+        self._before = GatherCounters()  # the batch before: whoever meters it (a row cache, in front) fills them in
         super().__init__(table, settings)
 
     @property
@@ -72,9 +73,10 @@ class AutoReader(RowReader):
             self._read_small(ids, out, counters)
         else:
             self._read_large(ids, out, counters)
+        self._before = counters
 
     def _read_small(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
-        self._calm = self._calm + 1 if self.last.bytes_device == 0 and not self.last.major_faults else 0
+        self._calm = self._calm + 1 if self._before.bytes_device == 0 and not self._before.major_faults else 0
         if self._calm > TRUST_BATCHES:
             self._take(ids, out, counters)
         else:
