@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -44,6 +45,61 @@ def test_nan_is_no_json(tmp_path: Path) -> None:
 def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere/result: cannot be written: No such file or directory: check that"):
         atomic.write_text(tmp_path / "nowhere" / "result", "text")
+
+
+def test_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "target", tmp_path / "link"
+    target.write_bytes(b"earlier")
+    link.symlink_to("there/target")
+    atomic.write_bytes(link, b"new")
+    assert (link.is_symlink(), target.read_bytes()) == (True, b"new")
+    assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["link", "target", "there"]
+
+
+def test_pipe_is_written_into_and_stays(tmp_path: Path) -> None:
+    """A pipe with a name stands in for every device: replaced by a file, it would be gone for all who use it."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        atomic.write_text(pipe, "content")
+        assert os.read(reader, 100) == b"content"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_own_output_keeps_what_was_printed(tmp_path: Path) -> None:
+    """`--json /dev/stdout > FILE`, here through a link of the same kind: neither the file nor its start is lost."""
+    printed, link = tmp_path / "printed", tmp_path / "link"
+    link.symlink_to("printed")
+    child = (
+        "import sys\nfrom harness.atomic import write_text\n"
+        "print('before')\nwrite_text(sys.argv[1], 'between\\n')\nprint('after')\n"
+    )
+    with printed.open("wb") as file:
+        subprocess.run([sys.executable, "-c", child, str(link)], stdout=file, cwd=ROOT, check=True)
+    assert printed.read_text() == "before\nbetween\nafter\n"
+
+
+def test_model_is_never_replaced(tmp_path: Path) -> None:
+    path, link = tmp_path / "model", tmp_path / "link"
+    path.write_bytes(b"GGUF and more")
+    link.symlink_to(path)
+    for name in (path, link):
+        with pytest.raises(InputError, match=f"{name.name}: is a GGUF file, which results never replace"):
+            atomic.write_text(name, "text")
+    assert path.read_bytes() == b"GGUF and more"
+    atomic.write_bytes(path, b"GGUF anew", over_model=True)
+    assert path.read_bytes() == b"GGUF anew"
+
+
+def test_path_that_is_no_utf8_is_written_as_an_escape(tmp_path: Path) -> None:
+    name = os.fsdecode(b"model-\xff.gguf")
+    atomic.write_json(tmp_path / "result.json", {"model": name})
+    assert json.loads((tmp_path / "result.json").read_bytes()) == {"model": name}
 
 
 def test_full_disk_changes_nothing(tmp_path: Path) -> None:

@@ -63,5 +63,5 @@ def _tied_copy(original: Path, folder: Path) -> Path:
     path = folder / "tiny-ties.gguf"
     if not path.is_file() or path.read_bytes() != content:
         folder.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, bytes(content))
+        write_bytes(path, bytes(content), over_model=True)
     return path

@@ -139,7 +139,10 @@ def write_gguf(
     check_space(path, file_bytes(entries, tensors), instead)
     digest = hashlib.sha256()
     try:
-        with writing(path) as file, contextlib.closing(_ahead(pieces(entries, tensors))) as ready:
+        with (
+            writing(path, over_model=True) as file,
+            contextlib.closing(_ahead(pieces(entries, tensors))) as ready,
+        ):
             for piece in ready:
                 view = piece.data
                 digest.update(view)
