@@ -57,17 +57,17 @@ def choose(
     programs = cache_folder(cache_dir) / "programs"
     if chosen:
         chosen = [case.shortened() for case in chosen] if quick else chosen
-        goldens = {case.id: _golden_of(case) for case in chosen}
+        goldens = {case.id: _golden_of(case, quick) for case in chosen}
         return path, chosen, GateOptions(engine, goldens, program_cache=programs, repeat=_repeat())
     count = generate if generate is not None else QUICK_GENERATE if quick else DEFAULT_GENERATE
     case = own_case(path, choose_prompts(path, *given), count)
     return path, [case], GateOptions(engine, None, program_cache=programs, repeat=_repeat())
 
 
-def _golden_of(case: Case) -> Golden | None:
-    """The case's golden, with as many prompts as the case has."""
+def _golden_of(case: Case, quick: bool) -> Golden | None:
+    """The case's golden; for the short form, cut to as many prompts as the case has."""
     golden = read_golden(case.id)
-    return None if golden is None else replace(golden, prompts=golden.prompts[: len(case.prompts)])
+    return golden if golden is None or not quick else replace(golden, prompts=golden.prompts[: len(case.prompts)])
 
 
 def own_case(path: Path, prompts: Sequence[TokenPrompt], generate: int) -> Case:

@@ -47,8 +47,8 @@ def _about_mode(mode: ModeVerdict) -> list[Outcome]:
     for level in _TESTS:
         mine = [finding for finding in mode.findings if finding.level == level]
         why = None
-        if level == MODE and mode.not_run:
-            why = mode.not_run
+        if level == MODE and mode.notes:
+            why = "; ".join(mode.notes)
         elif not compared.get(level, mode.probes_compared):
             why = "not run: nothing is recorded for it, or this case runs in other modes"
         outcomes.append((level, mine, None if mine else why))

@@ -17,6 +17,7 @@ from harness.atomic import write_json, write_text
 from harness.cases.case import LOGITS, PLE, ROWS, TOKENS
 from harness.cases.registry import cases
 from harness.environment import environment
+from harness.fitted_table import Column, print_fitted
 from harness.gate.checks import CHECKS, Finding
 from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY, GateResult, ModeVerdict
 
@@ -28,15 +29,10 @@ LEVEL_COLUMNS = (ROWS, PLE, LOGITS, TOKENS)
 def print_gate(result: GateResult) -> None:
     """One line for each mode, the story of every difference, and the verdict."""
     console = Console(highlight=False)
-    table = Table(title=f"{result.model}\n{described(result)}", title_justify="left")
-    table.add_column("mode")
-    for name in LEVEL_COLUMNS:
-        table.add_column(name, justify="right")
-    table.add_column("control")
-    table.add_column("verdict")
-    for mode in result.modes:
-        table.add_row(*_cells(mode))
-    console.print(table)
+    console.print(Text(f"{result.model}\n{described(result)}"))
+    levels = [Column(name, leave_out=place) for place, name in enumerate(LEVEL_COLUMNS, 1)]
+    columns = [Column("mode", justify="left"), *levels, Column("control", 0, "left"), Column("verdict", justify="left")]
+    print_fitted(console, columns, [_cells(mode) for mode in result.modes])
     for finding in result.findings:
         console.print(Text(f"{finding.level}: {finding.story}"))
     for mode in result.modes:
@@ -75,7 +71,7 @@ def _cells(mode: ModeVerdict) -> list[str | Text]:
 def stories(mode: ModeVerdict) -> list[str]:
     """What is to be said of a mode beyond its line in the table, the cause before its consequences."""
     lines = [f"{finding.level}: {finding.story}" for finding in mode.ordered]
-    return lines + ([mode.not_run] if mode.not_run else [])
+    return lines + mode.notes
 
 
 def summary(result: GateResult) -> str:
@@ -88,7 +84,8 @@ def summary(result: GateResult) -> str:
     if count[EQUAL] == len(result.modes):
         modes = f"{count[EQUAL]} mode{'s' if count[EQUAL] > 1 else ''}"
         tokens = ", and the same tokens" if any(mode.tokens_compared for mode in result.modes) else ""
-        return f"verdict: equal. {modes} gave the same rows, byte for byte{tokens}."
+        unseen = next((f" But {mode.unseen}." for mode in result.modes if mode.unseen), "")
+        return f"verdict: equal. {modes} gave the same rows, byte for byte{tokens}.{unseen}"
     rest = ", ".join(f"{number} {name}" for name, number in count.items() if number and name != EQUAL)
     word = "different" if count[DIFFERENT] or count[UNSTEADY] else "incomplete"
     return f"verdict: {word}. {count[EQUAL]} of {len(result.modes)} modes equal, {rest}."
@@ -160,6 +157,7 @@ def _mode(mode: ModeVerdict) -> dict[str, Any]:
         "control": [finding.story for finding in mode.controls],
         "findings": [_finding(finding) for finding in mode.ordered],
         "not_run": mode.not_run,
+        "unseen": mode.unseen,
         "fallback_reason": mode.fallback_reason,
         "counters": mode.counters,
         "evidence": mode.evidence,
@@ -191,7 +189,7 @@ def mode_list() -> None:
     table.add_column("mode", style="bold")
     table.add_column("how it reads")
     for name, reader in MODES.items():
-        table.add_row(name, (inspect.getdoc(reader) or "").split("\n\n")[0])
+        table.add_row(name, (inspect.getdoc(reader) or "").split("\n")[0].split(" Raises:")[0])
     Console(highlight=False).print(table)
 
 

@@ -28,15 +28,17 @@ from harness.gate.runner import Runner, make_runner
 from harness.gate.story import first_place
 from harness.gate.tokens import CaseRun, TokenJudge
 from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
+from harness.goldens.produce import missing_probe
 from harness.goldens.record import Golden
 from harness.goldens.store import how_to_make
 from harness.prompts import check_ids
-from reference.config import config_from
+from reference.config import ModelConfig, config_from
 from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf
 from reference.tensors import take_inventory
 
 Tell = Callable[[str], None]
+UNSEEN = "the rows were compared, how they were read could not be seen: no /proc"
 EVIDENCE_ROWS = 256  # gathered while the kernel is watched: enough that each mode's own way shows
 STORY_BYTES = 2 << 30  # a model up to this size is loaded again, by the reference, to find where a difference starts
 
@@ -70,7 +72,7 @@ def run_gate(
         for case in cases:
             for prompt in case.prompts:
                 check_ids(prompt.ids, config.vocab, prompt.name)
-        gate = _Gate(model, path, cases, options, tell)
+        gate = _Gate(model, config, path, cases, options, tell)
         gate.check_goldens()
         for source in modes:
             gate.judge(source)
@@ -83,13 +85,19 @@ def run_gate(
 class _Gate:
     """One run: what is right, once, then every mode against it."""
 
-    def __init__(self, model: GgufFile, path: Path, cases: Sequence[Case], options: GateOptions, tell: Tell) -> None:
-        self.model, self.path, self.options, self.tell = model, path, options, tell
+    def __init__(
+        self,
+        model: GgufFile,
+        config: ModelConfig,
+        path: Path,
+        cases: Sequence[Case],
+        options: GateOptions,
+        tell: Tell,
+    ) -> None:
+        self.model, self.config, self.path, self.options, self.tell = model, config, path, options, tell
         self.table, self.oracle = locate_table(model), HashOracle(model)
         goldens = options.goldens
-        self.runs = [
-            CaseRun(case, case.generate, goldens.get(case.id) if goldens is not None else None) for case in cases
-        ]
+        self.runs = [CaseRun(case, case.generate, _golden_of(case, goldens)) for case in cases]
         self.result = GateResult(
             model=str(path),
             sha256=None,
@@ -124,16 +132,22 @@ class _Gate:
                 self._check_digests(run, run.golden)
 
     def _golden_problem(self, run: CaseRun) -> str | None:
-        if run.golden is None:
+        if (self.options.goldens or {}).get(run.case.id) is None:
             return f"case {run.case.id} has no golden: {how_to_make(run.case.id)}"
+        if run.golden is None:
+            return f"case {run.case.id}: the golden's prompts are not the case's: {how_to_make(run.case.id)}"
         if run.golden.model["sha256"] != self.result.sha256:
             return (
                 f"case {run.case.id}: the golden is of a file with SHA-256 {run.golden.model['sha256']}, found "
                 f"{self.result.sha256}: the model was changed, or the golden is stale; {how_to_make(run.case.id)}"
             )
-        asked = [prompt.ids for prompt in run.case.prompts]
-        if asked != [prompt.ids for prompt in run.golden.prompts]:
-            return f"case {run.case.id}: the golden's prompts are not the case's: {how_to_make(run.case.id)}"
+        missing = missing_probe(run.case, run.golden, self.config)
+        if missing is not None:
+            prompt, name, position = missing
+            return (
+                f"case {run.case.id}, prompt {prompt}: the golden has no {name} at position {position}, needed "
+                f"to judge {PLE} and {LOGITS}; {how_to_make(run.case.id)}"
+            )
         return None
 
     def _check_digests(self, run: CaseRun, golden: Golden) -> None:
@@ -181,7 +195,9 @@ class _Gate:
                 verdict.counters = reader.totals.as_dict()
         if verdict.effective != source.mode:
             verdict.not_run = f"ran as {verdict.effective}: {verdict.fallback_reason}"
-        elif before and opened and after:
+        elif not (before and opened and after):
+            verdict.unseen = UNSEEN
+        else:
             evidence = Evidence.between(source.mode, table, spread.tolist(), before, opened, after)
             self._judge_evidence(verdict, evidence)
         verdict.wall_s = time.perf_counter() - started
@@ -251,6 +267,13 @@ class _Gate:
         """Release the engines."""
         for runner in self._runners.values():
             runner.close()
+
+
+def _golden_of(case: Case, goldens: Mapping[str, Golden | None] | None) -> Golden | None:
+    """The case's golden; None where it is of other prompts, which `check_goldens` says: it has no answers to these."""
+    golden = (goldens or {}).get(case.id)
+    same = golden is not None and [prompt.ids for prompt in golden.prompts] == [prompt.ids for prompt in case.prompts]
+    return golden if same else None
 
 
 def _answer(run: CaseRun, number: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,6 @@ class CaseRun:
     golden: Golden | None
     expected: list[Run] | None = None
     first: str = ""
-    levels: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
         if self.golden is not None:

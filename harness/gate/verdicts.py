@@ -13,7 +13,10 @@ EQUAL, DIFFERENT, UNSTEADY, NOT_RUN = "equal", "different", "unsteady", "not run
 
 @dataclass
 class ModeVerdict:
-    """What the gate found of one mode. effective: the mode that really ran; evidence: what the kernel saw of it."""
+    """What the gate found of one mode.
+
+    effective: the mode that really ran. evidence: what the kernel saw of it; unseen: why that could not be asked.
+    """
 
     name: str
     effective: str = ""
@@ -26,6 +29,7 @@ class ModeVerdict:
     counters: dict[str, Any] = field(default_factory=dict)
     evidence: dict[str, Any] | None = None
     wall_s: float = 0.0
+    unseen: str | None = None
 
     @property
     def controls(self) -> list[Finding]:
@@ -52,6 +56,11 @@ class ModeVerdict:
         """The lowest level that shows a difference."""
         found = {finding.level for finding in self.findings}
         return next((level for level in ORDER if level in found), None)
+
+    @property
+    def notes(self) -> list[str]:
+        """What is to be known of the verdict, whatever it is."""
+        return [note for note in (self.not_run, self.unseen) if note]
 
     def found_at(self, level: str) -> bool:
         """Whether something differs at that level."""

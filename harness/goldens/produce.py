@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import locate_table, open_rows
-from harness.cases.case import Case, TokenPrompt
+from harness.cases.case import LOGITS, PLE, Case, TokenPrompt
 from harness.cases.models import FIXTURES, model_digest, provenance
 from harness.environment import environment
 from harness.errors import CannotRun
@@ -49,6 +49,18 @@ def probes_of(start: int, named: Named, config: ModelConfig, positions: Sequence
         if 0 <= at < len(named["logits"]):
             found += [Probe.of(name, position, named[name][at]) for name in probe_names(config)]
     return found
+
+
+def missing_probe(case: Case, golden: Golden, config: ModelConfig) -> tuple[str, str, int] | None:
+    """The first intermediate (prompt, name, position) that the case's levels need and its golden lacks."""
+    needed = [name for name in probe_names(config) if (PLE if name.endswith(".ple") else LOGITS) in case.levels]
+    for prompt in golden.prompts[:PROBED_PROMPTS]:
+        recorded = {(probe.name, probe.position) for probe in prompt.probes}
+        for position in probe_positions(prompt.ids, case.chunk):
+            for name in needed:
+                if (name, position) not in recorded:
+                    return prompt.name, name, position
+    return None
 
 
 def produce(case: Case, path: Path, engine: str, confirm: bool, reason: str, tell: Tell) -> Golden:

@@ -43,7 +43,7 @@ def _mode(mode: ModeVerdict) -> dict[str, Any]:
         "verdict": mode.verdict,
         "kind": {EQUAL: "faster", DIFFERENT: "slower"}.get(mode.verdict, "slower" if mode.controls else "dim"),
         "seconds": f"{mode.wall_s:.1f}",
-        "note": mode.not_run or "",
+        "note": "; ".join(mode.notes),
     }
 
 
