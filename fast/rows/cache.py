@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows.counters import GatherCounters
-from fast.rows.reader import PackedRows, RowReader
+from fast.rows.reader import PRELOAD_ROWS, PackedRows, RowReader
 from fast.rows.table import Ids, check_ids
 from reference.errors import InputError
 
@@ -131,8 +131,8 @@ class RowCache(RowReader):
     def preload(self, ids: Any) -> int:
         """Fill the cache with a hot set; works in front of every mode, also those that keep nothing themselves."""
         rows = check_ids(ids, self.table.rows)
-        for start in range(0, rows.size, 65_536):
-            self.gather(rows[start : start + 65_536])
+        for start in range(0, rows.size, PRELOAD_ROWS):
+            self.gather(rows[start : start + PRELOAD_ROWS])
         return int(rows.size)
 
     def trim(self, budget_bytes: int = 0) -> int:

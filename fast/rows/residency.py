@@ -1,4 +1,4 @@
-"""What is in memory: page cache residency, eviction with proof, page faults, and the size of a mapping in memory."""
+"""What is in memory: page cache residency, eviction with proof, and the size of a mapping in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import gc
 import mmap
 import os
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from fast.rows.table import Ids, Segment, Table, open_read_only
 
 COLD_FRACTION = 0.01  # the protocol's bound: a table counts as cold with at most this share of its pages in memory
 _FOLIO_BYTES = 2 << 20
+_OVERFLOW_UID = 65_534  # what stat says of owners outside of a container's user namespace
 _MINCORE_BYTES = 1 << 30  # pages are asked for in portions of this many mapped bytes: 256 KiB of answers
 
 
@@ -36,31 +36,13 @@ class Eviction:
         return self.resident <= COLD_FRACTION
 
 
-@dataclass(frozen=True)
-class Faults:
-    """Page faults so far."""
-
-    minor: int
-    major: int
-
-
-def thread_faults() -> Faults:
-    """Faults of the calling thread (of the whole process where the platform cannot tell)."""
-    usage = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
-    return Faults(usage.ru_minflt, usage.ru_majflt)
-
-
-def process_faults() -> Faults:
-    """Faults of all threads of the process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return Faults(usage.ru_minflt, usage.ru_majflt)
-
-
 def resident_pages(path: Path, start_bytes: int, end_bytes: int) -> npt.NDArray[np.bool_] | None:
-    """For every page of the file that holds bytes [start, end): is it in the page cache? None where mincore is refused.
+    """For every page of the file that holds bytes [start, end): is it in the page cache? None where mincore cannot say.
 
     The file is mapped for the question; no page is touched, so asking changes nothing.
     """
+    if hidden_from_us(path):
+        return None
     page = mmap.PAGESIZE
     first, last = start_bytes // page, -(-end_bytes // page)
     answers = np.zeros(last - first, np.uint8)
@@ -81,8 +63,21 @@ def resident_pages(path: Path, start_bytes: int, end_bytes: int) -> npt.NDArray[
     return (answers & 1).astype(np.bool_)
 
 
+def hidden_from_us(path: Path) -> bool:
+    """Whether mincore answers "in memory" for every page: it does so for a file that we neither own nor may write.
+
+    Source: can_do_mincore in the kernel's mm/mincore.c, a rule against watching other users' programs.
+    """
+    owner = path.stat().st_uid
+    return not (
+        owner == os.geteuid()
+        or os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+        or (os.geteuid() == 0 and owner != _OVERFLOW_UID)  # may act as any owner that its user namespace knows
+    )
+
+
 def cached_pages(path: Path, start_bytes: int, end_bytes: int) -> int | None:
-    """Pages of [start, end) in the page cache by one cachestat(2) call (Linux 6.5); None where the kernel lacks it."""
+    """Pages of [start, end) in the page cache by one cachestat(2) call (Linux 6.5); None where the kernel refuses."""
     page = mmap.PAGESIZE
     first = start_bytes // page * page
     window = np.array([first, -(-end_bytes // page) * page - first], np.uint64)
@@ -96,9 +91,9 @@ def cached_pages(path: Path, start_bytes: int, end_bytes: int) -> int | None:
 
 
 def resident_fraction(table: Table) -> float:
-    """Share of the table's pages in the page cache, by mincore; cachestat where mincore is refused.
+    """Share of the table's pages in the page cache, by mincore; cachestat where mincore cannot say.
 
-    Raises: OSError(ENOSYS) when the machine offers neither: then nothing may be called cold.
+    Raises: OSError when neither can: then nothing may be called cold, or warm.
     """
     total = inside = 0
     for segment in table.segments:
@@ -107,11 +102,7 @@ def resident_fraction(table: Table) -> float:
         pages = resident_pages(segment.path, start, end)
         count = cached_pages(segment.path, start, end) if pages is None else int(np.count_nonzero(pages))
         if count is None:
-            raise OSError(
-                errno.ENOSYS,
-                "neither mincore nor cachestat works here: residency cannot be verified",
-                str(segment.path),
-            )
+            raise _not_verified(segment.path)
         inside += count
     return inside / total
 
@@ -124,7 +115,7 @@ def rows_resident(table: Table, ids: Ids) -> npt.NDArray[np.bool_]:
         start, end = _byte_range(table, segment)
         pages = resident_pages(segment.path, start, end)
         if pages is None:
-            raise OSError(errno.ENOSYS, "mincore does not work here", str(segment.path))
+            raise _not_verified(segment.path)
         mine = np.flatnonzero(owners == index)
         offsets = table.offsets(ids[mine])
         base = start // mmap.PAGESIZE
@@ -203,6 +194,18 @@ def anonymous_bytes() -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def _not_verified(path: Path) -> OSError:
+    if hidden_from_us(path):
+        owner, user = path.stat().st_uid, os.geteuid()
+        return OSError(
+            errno.EPERM,
+            f"residency cannot be verified: the file belongs to user {owner}, and the kernel hides from user {user}, "
+            "who may not write it, what is in memory; run as the file's owner, or on a copy of your own",
+            str(path),
+        )
+    return OSError(errno.ENOSYS, "residency cannot be verified: mincore does not work here", str(path))
 
 
 def _byte_range(table: Table, segment: Segment) -> tuple[int, int]:

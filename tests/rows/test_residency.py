@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +16,7 @@ from fast.rows import Table, open_rows, residency, syscalls
 from tests.rows.tables import make_table, pread_rows
 
 PAGE = 4096
+NOBODY = 65_534
 
 
 @pytest.fixture
@@ -114,10 +120,51 @@ def test_preload_makes_rows_resident_except_past_the_page_cache(large: Table) ->
         assert residency.rows_resident(large, ids).all() == bool(keeps)
 
 
-def test_faults_count_up() -> None:
-    before = residency.thread_faults(), residency.process_faults()
-    np.ones(4 << 20, np.uint8)
-    after = residency.thread_faults(), residency.process_faults()
-    assert after[0].minor >= before[0].minor
-    assert after[1].minor >= before[1].minor
-    assert residency.anonymous_bytes() > 1 << 20
+_AS_ANOTHER_USER = """
+import os, pickle, sys
+import numpy as np
+from fast.rows import residency
+table, user = pickle.loads(bytes.fromhex(sys.argv[1])), int(sys.argv[2])
+os.setgroups([])
+os.setgid(user)
+os.setuid(user)
+for ask in (residency.make_cold, lambda table: residency.rows_resident(table, np.arange(0, 60_000, 100))):
+    try:
+        answer = ask(table)
+        print(answer.resident if isinstance(answer, residency.Eviction) else answer.mean())
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root may")
+@pytest.mark.parametrize(
+    ("mode", "owner", "told"),
+    [(0o644, 0, False), (0o646, 0, True), (0o644, NOBODY, True)],
+    ids=["closed", "writable", "own"],
+)
+def test_residency_of_somebody_elses_file_is_not_made_up(mode: int, owner: int, told: bool) -> None:
+    """The kernel calls every page of such a file resident: that is no answer, and its real one is told from it."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to other users
+        Path(folder).chmod(0o755)
+        table = make_table(Path(folder), rows=(60_000,))
+        table.segments[0].path.chmod(mode)
+        os.chown(table.segments[0].path, owner, owner)
+        if not residency.make_cold(table).cold:
+            pytest.skip("this file system keeps the file in memory")
+        done = subprocess.run(
+            [sys.executable, "-c", _AS_ANOTHER_USER, pickle.dumps(table).hex(), str(NOBODY)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=Path(__file__).parents[2],
+            check=True,
+        )
+        evicted, rows = done.stdout.splitlines()
+        refusal = f"residency cannot be verified: the file belongs to user {owner}, and the kernel hides from user"
+        if told:
+            assert (float(evicted), float(rows)) == (0, 0)
+        else:
+            assert refusal in rows
+            assert "run as the file's owner" in rows
+            assert refusal in evicted or float(evicted) == 0  # cachestat told the truth to anybody before Linux 6.13
