@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.bench.cells import COLD, WARM
 from harness.bench.protocol import OWN_MEMORY, PAST_THE_CACHE
-from harness.bench.statistics import FEWEST_FOR_CLAIM, GroupSummary, noise_of
+from harness.bench.statistics import FEWEST_FOR_CLAIM, GroupSummary, noise_of, unknown_noise
 from harness.bench.store import Results
 
 NOISY = 1.10  # a baseline that differs from itself by more than this factor
@@ -32,7 +32,7 @@ def caveats(results: Results, summaries: Sequence[GroupSummary]) -> list[Caveat]
     return [
         *_invalid(results),
         *_repeats(results),
-        *_noise(summaries),
+        *_noise(results, summaries),
         *_uniqueness(results, summaries),
         *_warm_reads(results),
         *_extent(results),
@@ -74,7 +74,10 @@ def _repeats(results: Results) -> Iterator[Caveat]:
         )
 
 
-def _noise(summaries: Sequence[GroupSummary]) -> Iterator[Caveat]:
+def _noise(results: Results, summaries: Sequence[GroupSummary]) -> Iterator[Caveat]:
+    matrix = results.plan.matrix
+    if matrix.twin and (other := {s.baseline for s in summaries} - {matrix.baseline.name}):
+        yield Caveat("no-noise-pair", f"{unknown_noise(results, other.pop())}; nothing is claimed")
     noisy = [(noise, s) for s in summaries if (noise := noise_of(s.twin_ratio)) is not None and noise > NOISY]
     if noisy:
         worst, summary = max(noisy, key=lambda pair: pair[0])

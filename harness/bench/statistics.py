@@ -99,9 +99,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """All that is known about one state, depth and workload."""
+    """All that is known about one state, depth and workload.
+
+    baseline: the arm that is compared with. twin_ratio: its own second run; None where it has none.
+    """
 
     group: Group
+    baseline: str
     sides: dict[str, Side]
     twin_ratio: Spread | None
     unique_ratio: float | None
@@ -134,8 +138,9 @@ def _all(results: Results) -> range:
 
 def _summary(results: Results, group: Group, sides: dict[str, Side], base: str) -> GroupSummary:
     matrix = results.plan.matrix
-    twin = matrix.all_arms[-1].name if matrix.twin else None
-    pairs = _ratios(sides, matrix.baseline.name, twin) if twin else []
+    # Only the plan's baseline ran twice: its noise says nothing of another arm's.
+    twin = matrix.all_arms[-1].name if matrix.twin and base == matrix.baseline.name else None
+    pairs = _ratios(sides, base, twin) if twin else []
     twin_ratio = spread(pairs) if pairs else None
     unique = [cell["rows"]["unique_ratio"] for side in sides.values() for cell in side.cells]
     ratio = median(unique) if unique else None
@@ -144,7 +149,7 @@ def _summary(results: Results, group: Group, sides: dict[str, Side], base: str) 
         for arm in matrix.arms
         if arm.name != base and arm.name in sides
     )
-    return GroupSummary(group, sides, twin_ratio, ratio, comparisons)
+    return GroupSummary(group, base, sides, twin_ratio, ratio, comparisons)
 
 
 def _ratios(sides: dict[str, Side], base: str, arm: str | None) -> list[float]:
@@ -161,6 +166,19 @@ def noise_of(twin: Spread | None) -> float | None:
     if twin is None or twin.low is None or twin.high is None:
         return None
     return exp(max(abs(log(twin.low)), abs(log(twin.high))))
+
+
+def unknown_noise(results: Results, base: str) -> str:
+    """Why nothing may be claimed against this baseline: too few of its own pairs, if any were asked for."""
+    matrix = results.plan.matrix
+    if not matrix.twin:
+        return "the noise is not known: the baseline did not run twice"
+    if base == matrix.baseline.name:
+        return f"the noise is not known: fewer than {FEWEST_FOR_CLAIM} valid pairs of {base} with its second run"
+    return (
+        f"only {matrix.baseline.name} ran twice, so the noise of {base} is not known: measure again with "
+        f"`plegate bench --baseline {base}`"
+    )
 
 
 def _compare(
@@ -182,9 +200,7 @@ def _compare(
         why = f"{ratio.count} valid pairs, {FEWEST_FOR_CLAIM} are needed for a {CONFIDENCE:.0%} interval"
         return Comparison(group, arm, base, ratio, noise, NO_CLAIM, why)
     if noise is None:
-        return Comparison(
-            group, arm, base, ratio, noise, NO_CLAIM, "the noise is not known: the baseline did not run twice"
-        )
+        return Comparison(group, arm, base, ratio, noise, NO_CLAIM, unknown_noise(results, base))
     if unique is None or not unique >= least:
         why = f"only {unique or 0:.0%} of the rows are different ones, {least:.0%} are asked for"
         return Comparison(group, arm, base, ratio, noise, NO_CLAIM, why)

@@ -20,7 +20,9 @@ def plots(
     matrix = results.plan.matrix
     depths = [str(depth) if depth < 1024 else f"{depth / 1024:g}k" for depth in matrix.depths]
     places = list(range(len(matrix.depths)))
-    base = next((c.baseline for s in summaries for c in s.comparisons), matrix.baseline.name)
+    base = next((summary.baseline for summary in summaries), matrix.baseline.name)
+    banded = any(noise_of(summary.twin_ratio) is not None for summary in summaries)
+    band = f" The grey band is what {base} differs from itself by." if banded else ""
 
     def over_depth(value: Callable[[Side], Any], label: str, without: str = "") -> list[Panel]:
         panels = []
@@ -45,9 +47,8 @@ def plots(
         },
         {
             "title": "Gain over depth",
-            "text": f"How many times as fast as {base}, with the {CONFIDENCE:.0%} intervals of the paired ratios; "
-            "the grey band is what the baseline differs from itself by. What is left of a gain depends "
-            "on the depth.",
+            "text": f"How many times as fast as {base}, with the {CONFIDENCE:.0%} intervals of the paired ratios."
+            f"{band} What is left of a gain depends on the depth.",
             "panels": _gains(results, summaries, look, depths),
         },
         {

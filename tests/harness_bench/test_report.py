@@ -66,6 +66,7 @@ def test_page_is_whole_and_needs_nothing_else(tmp_path: Path, run_command: Run) 
     ):
         assert heading in page
     assert "uring is 2.0" in page
+    assert "grey band is what prefetch differs from itself by" in page
     assert page.count("<figure>") >= 12
 
 
@@ -105,7 +106,10 @@ def test_same_results_give_the_same_page(tmp_path: Path, run_command: Run) -> No
 def test_other_baseline_and_json(tmp_path: Path, run_command: Run) -> None:
     store_of(made_up(plan(), steady(0.01, uring=0.5)), tmp_path / "run")
     page = _page(tmp_path / "run", run_command, "--baseline", "uring", "--json", str(tmp_path / "summary.json"))
-    assert "prefetch is 0.5" in page
+    for part in ("<td>0.5", "no claim", "only prefetch ran twice", "as fast as uring,", "No difference is claimed."):
+        assert part in page
+    for part in ("prefetch is 0.5", "differs from itself by", "grey band"):  # uring never ran twice
+        assert part not in page
     assert '"plegate-bench-summary"' in (tmp_path / "summary.json").read_text()
     assert run_command("report", tmp_path / "run", "--baseline", "nobody").exit_code == 2
 

@@ -10,7 +10,7 @@ from harness.bench.caveats import caveats
 from harness.bench.cells import TWIN, Cell
 from harness.bench.statistics import FASTER, NO_CLAIM, NO_DIFFERENCE, SLOWER, Comparison, spread, summarise
 from harness.bench.store import Results
-from harness.bench.summary import claims
+from harness.bench.summary import claims, print_summary
 from tests.harness_bench.conftest import made_up, plan, steady
 
 NOTHING = ["No difference is claimed."]
@@ -150,7 +150,39 @@ def test_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
     assert held >= 0.87 * 600
 
 
-def test_other_baseline_can_be_chosen() -> None:
+def test_other_baseline_can_be_chosen_but_nothing_is_claimed_against_it() -> None:
+    """Only the plan's baseline ran twice: its noise is not that of the chosen one."""
     results = made_up(plan(), steady(0.01, uring=0.5))
-    found = [c for s in summarise(results, "uring") for c in s.comparisons]
-    assert {(c.arm, c.baseline, c.verdict) for c in found} == {("prefetch", "uring", SLOWER)}
+    summaries = summarise(results, "uring")
+    found = [c for s in summaries for c in s.comparisons]
+    assert {(c.arm, c.baseline, c.verdict, c.noise) for c in found} == {("prefetch", "uring", NO_CLAIM, None)}
+    assert all(c.ratio is not None and abs(c.ratio.median - 0.5) <= 0.02 for c in found)
+    assert all("only prefetch ran twice, so the noise of uring is not known" in c.why for c in found)
+    assert claims(summaries) == NOTHING
+    named = {caveat.name: caveat.text for caveat in caveats(results, summaries)}
+    assert set(named) == {"no-noise-pair"}
+    assert "uring" in named["no-noise-pair"]
+
+
+def test_plans_own_baseline_named_again_changes_nothing() -> None:
+    results = made_up(plan(), steady(0.01, uring=0.5))
+    assert summarise(results, "prefetch") == summarise(results)
+
+
+def test_control_with_too_few_valid_runs_claims_nothing() -> None:
+    results = made_up(plan(), steady(0.01, uring=0.5))
+    for cell in results.plan.cells():
+        if cell.arm.endswith(TWIN) and cell.repeat < 2:
+            results.cells[cell.id] |= {"valid": False, "reasons": ["killed: by a test"]}
+    assert {c.verdict for c in _comparisons(results)} == {NO_CLAIM}
+    assert all("fewer than 5 valid pairs of prefetch" in c.why for c in _comparisons(results))
+
+
+@pytest.mark.parametrize(("chosen", "said"), [(None, True), ("uring", False)])
+def test_summary_says_within_what_only_of_the_baseline_that_ran_twice(
+    capsys: pytest.CaptureFixture[str], chosen: str | None, said: bool
+) -> None:
+    results = made_up(plan(), steady(0.01, uring=0.5))
+    summaries = summarise(results, chosen)
+    print_summary(results, summaries, caveats(results, summaries))
+    assert ("itself within" in capsys.readouterr().out) == said
