@@ -6,15 +6,18 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fast.rows import locate_table
 from harness.cli import app
+from harness.fitted_table import Column, print_fitted
 from harness.gate import whole_table
 from harness.gate.table import random_rows
 from reference.gguf_file import open_gguf
@@ -84,3 +87,52 @@ def test_mutation_refuses_an_unknown_fault() -> None:
     assert done.returncode == 2, done.stderr
     assert "'nosuch': no such fault, expected one of: nothing planted, flipped bit" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def verdict_lines(output: str, modes: Sequence[str], verdict: str) -> set[str]:
+    """The modes whose line of the table is there whole, from name to verdict."""
+    lines = [line.strip(" │┃").split() for line in output.splitlines()]
+    return {line[0] for line in lines if line and line[0] in modes and line[-1] == verdict}
+
+
+@pytest.mark.parametrize("width", [30, 60, 100])
+def test_narrow_terminals_keep_names_and_verdicts(
+    tiny_quant: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    modes = ["mmap", "mmap-random", "mmap-sequential", "direct-uncached"]
+    chosen = [word for mode in modes for word in ("--mode", mode)]
+    (tmp_path / "ids").write_text("1 2 3")
+    for command in (("rows", "--no-cold"), ("gate", "--generate", "1")):
+        done = run(command[0], tiny_quant, *command[1:], *chosen, "--tokens", tmp_path / "ids")
+        assert done.exit_code == 0, done.output
+        assert verdict_lines(done.output, modes, "equal") == set(modes), done.output
+        assert ("left out, the terminal is" in done.output) == (width < 100), done.output
+        assert max(map(len, done.output.splitlines())) <= width
+
+
+def test_a_long_name_folds_and_takes_no_column_away(capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"direct@/{'folder/' * 20}copy.gguf"
+    columns = [Column("mode", justify="left"), Column("rows", 0), Column("verdict", justify="left")]
+    print_fitted(Console(width=60), columns, [[name, "2,048", "equal"]])
+    shown = capsys.readouterr().out
+    assert "left out" not in shown
+    assert name in "".join(line.split("│")[1].strip() for line in shown.splitlines() if "│" in line)
+
+
+def test_names_are_not_markup(tiny_quant: Path, tmp_path: Path) -> None:
+    model = tmp_path / "[bold]q.gguf"
+    shutil.copy(tiny_quant, model)
+    (tmp_path / "ids").write_text("1 2 3")
+    mode = f"mmap@{model}"
+    for command in (("rows", "--no-cold"), ("gate", "--generate", "1")):
+        done = run(command[0], model, *command[1:], "--mode", mode, "--tokens", tmp_path / "ids")
+        assert done.exit_code == 0, done.output
+        assert "".join(done.output.split()).count("[bold]q.gguf") == 2, done.output
+
+
+def test_modes_are_listed_in_a_line_each() -> None:
+    done = run("gate", "--list-modes")
+    assert done.exit_code == 0
+    assert "Reads every row at open." in words(done)
+    assert "Raises" not in done.output

@@ -74,8 +74,9 @@ def _print(advice: Advice, title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from harness.advise import DEPTHS
+    from harness.advise import DEPTHS, sentences
     from harness.commands.rows import rate
+    from harness.fitted_table import Column, print_fitted
 
     console = Console(highlight=False)
     console.print(Text(title))
@@ -86,22 +87,26 @@ def _print(advice: Advice, title: str) -> None:
         for depth, measured in zip(DEPTHS, advice.device, strict=True):
             device.add_row(str(depth), rate(measured.reads_per_s))
         console.print(device)
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    names = ("mode", "cold\nrows/s", "of the\ndevice", "warm\nrows/s", "decode\ncold us", "decode\nwarm us")
-    for name in names:
-        grid.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
-    for mode in advice.modes:
-        grid.add_row(
+    columns = [
+        Column("mode", justify="left"),
+        Column("cold\nrows/s"),
+        Column("of the\ndevice", 2),
+        Column("warm\nrows/s", 3),
+        Column("decode\ncold us", 1),
+        Column("decode\nwarm us", 0),
+    ]
+    cells = [
+        [
             mode.mode if mode.effective == mode.mode else f"{mode.mode} (as {mode.effective})",
             rate(mode.cold) if mode.cold else "-",
             f"{mode.cold / advice.limit:.0%}" if mode.cold and advice.limit else "-",
             rate(mode.warm) if mode.warm else "-",
             f"{mode.decode_cold_s * 1e6:,.0f}" if mode.decode_cold_s else "-",
             f"{mode.decode_warm_s * 1e6:,.0f}" if mode.decode_warm_s else "-",
-        )
-    console.print(grid)
-    from harness.advise import sentences
-
+        ]
+        for mode in advice.modes
+    ]
+    print_fitted(console, columns, cells, SIMPLE_HEAD, pad_edge=False)
     for sentence in sentences(advice):
         console.print(Text(sentence))
     console.print(Text(f"measured in {advice.seconds:.0f} s"))

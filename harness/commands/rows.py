@@ -90,8 +90,9 @@ def rows(
 def _print(result: RowsResult) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
+
+    from harness.fitted_table import Column, print_fitted
 
     console = Console(highlight=False)
     table = result.table
@@ -104,14 +105,21 @@ def _print(result: RowsResult) -> None:
     )
     for note in result.notes:
         console.print(Text(note))
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    names = ("mode", "cold\nrows/s", "warm\nrows/s", "over-\nread", "calls", "major\nfaults", "in\nflight", "verdict")
-    for name in names:
-        grid.add_column(name, justify="left" if name in ("mode", "verdict") else "right", no_wrap=True)
+    columns = [
+        Column("mode", justify="left"),
+        Column("cold\nrows/s", 5),
+        Column("warm\nrows/s", 4),
+        Column("over-\nread", 3),
+        Column("calls", 1),
+        Column("major\nfaults", 2),
+        Column("in\nflight", 0),
+        Column("verdict", justify="left"),
+    ]
     styles = {"equal": "green", "different": "bold red", "unsteady": "bold magenta", "not run": "yellow"}
-    for mode in result.modes:
-        grid.add_row(*_cells(mode), Text(mode.verdict, style=styles[mode.verdict]))
-    console.print(grid)
+    cells: list[list[str | Text]] = [
+        [*_cells(mode), Text(mode.verdict, style=styles[mode.verdict])] for mode in result.modes
+    ]
+    print_fitted(console, columns, cells, SIMPLE_HEAD, pad_edge=False)
     for mode in result.modes:
         for line in stories(mode):
             console.print(Text(f"{mode.name}: {line}"))
