@@ -27,6 +27,14 @@ def trend(
         bool,
         typer.Option("--busy-too", help="Compare also runs during which the machine was busy with something else."),
     ] = False,
+    accept_reason: Annotated[
+        str | None,
+        typer.Option(
+            "--accept",
+            metavar="REASON",
+            help="Say why the newest run may be slower: later runs are compared with it and those after it.",
+        ),
+    ] = None,
     markdown_file: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report for a pull request.")
     ] = None,
@@ -37,7 +45,8 @@ def trend(
     """Report what became slower since the earlier runs of this machine: by factor and by significance.
 
     Runs of different machines (processor, memory, kernel, file system, device, jax) are never compared. A benchmark
-    that is missing on one side is reported.
+    that is missing on one side is reported. What is slower stays slower in all later runs, until it is as fast as
+    before or accepted.
 
     Exit codes: 0 nothing is slower, 1 something is, or is missing, 2 bad input, 3 there is nothing to compare with,
     or the machine was busy.
@@ -46,7 +55,7 @@ def trend(
     from harness.errors import CannotRun
     from harness.trend.compare import compare
     from harness.trend.page import render
-    from harness.trend.runs import add_run, history, keys, read_run
+    from harness.trend.runs import accept, add_run, history, keys, read_run
     from harness.trend.text import headline, markdown, notes
 
     if add is not None:
@@ -63,6 +72,8 @@ def trend(
         raise CannotRun(
             f"{folder / key}: holds {len(runs)} run(s), expected two to compare: run `nox -s bench` first{hint}"
         )
+    if accept_reason is not None:
+        runs[-1] = accept(runs[-1], accept_reason)
     earlier = runs[:-1] if against is None else [read_run(against)]
     verdict = compare(runs[-1], earlier, busy_too)
     for line in (headline(verdict), *(f"slower: {c.cell.name}: {c.factor:.2f} times" for c in verdict.slower)):

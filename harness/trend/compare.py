@@ -1,4 +1,9 @@
-"""What became slower: by factor and by significance, against the earlier runs of the same machine."""
+"""What became slower: by factor and by significance, against the earlier runs of the same machine.
+
+The probes, fixed tasks without any code of this project, say how fast the machine was; nothing is taken out of a run
+because of what its own cells did. A cell that was slower is not compared with later: it stays slower until it is as
+fast as before, or until somebody accepts it (`plegate trend --accept`).
+"""
 
 from __future__ import annotations
 
@@ -7,25 +12,29 @@ from dataclasses import dataclass, field
 from math import exp, log
 from statistics import median
 
+from harness.bench.cells import COLD
 from harness.errors import CannotRun
 from harness.trend.machine import differences
 from harness.trend.runs import BenchRun, Measured
 
-FACTOR = 1.25  # smaller changes are not reported: two runs of the same code differ by up to a tenth
+FACTOR = 1.25  # smaller changes of one cell are not reported: two runs of the same code differ by up to 1.2
+WHOLE_FACTOR = 1.15  # of the middle of all cells, which differs by less than 1.05
+STEADY = 1.10  # probes of one machine differ by this much without a reason
 SIGNIFICANCE = 0.02  # four times against four reach 1/70; the factor is what keeps chance out
 BUSY_CORES = 0.5  # a run beside which others kept more than this busy says nothing about the code
 EARLIER_RUNS = 5  # how many of the earlier runs a new one is compared with
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
-FEWEST_FOR_DRIFT = 8  # cells from which it can be told that a whole run is slower
+LOW_QUARTER_TO_SIGMA = 1 / 0.3186  # a quarter of a normal distribution is nearer than this to its middle
+FEWEST_FOR_WHOLE = 8  # cells from which it can be told that a whole run is slower
 
 
 @dataclass(frozen=True)
 class Change:
     """A cell in the new run against the earlier ones. Units: seconds; factor above 1 is slower.
 
-    factor: with the drift of the whole run taken out. limit: the factor to be exceeded here, from how much the earlier
-    runs differ among themselves in this cell, and the new one from them in all cells. p: of Mann and Whitney's test
-    on the undisturbed times.
+    factor: with what the probes say of the machine taken out. limit: the factor to be exceeded here, from how much the
+    earlier runs differ among themselves in this cell, and the quieter cells of the new one from them. p: of Mann and
+    Whitney's test on the undisturbed times, None within the limit.
     """
 
     cell: Measured
@@ -33,25 +42,25 @@ class Change:
     now_s: float
     factor: float
     limit: float
-    p: float
+    p: float | None
 
     @property
     def slower(self) -> bool:
         """A regression."""
-        return self.factor > self.limit and self.p < SIGNIFICANCE
+        return self.p is not None and self.p < SIGNIFICANCE and self.factor > 1
 
     @property
     def faster(self) -> bool:
         """An improvement."""
-        return self.factor < 1 / self.limit and self.p < SIGNIFICANCE
+        return self.p is not None and self.p < SIGNIFICANCE and self.factor < 1
 
 
 @dataclass
 class Verdict:
-    """A new run against earlier ones. drift: the factor by which the whole run is slower; probes: the same of them.
+    """A new run against earlier ones. probes: how many times as long as usual each of them took, by name.
 
-    busy: earlier runs that were left out because the machine was. scatter: how far the cells lie apart around the
-    drift, as a standard deviation of logarithms; one slow cell leaves it.
+    whole: the middle of all factors. scatter: how far factors lie apart, as a standard deviation of logarithms, from
+    the quarter of the cells that changed least. busy: earlier runs that were left out because the machine was.
     """
 
     new: BenchRun
@@ -59,10 +68,10 @@ class Verdict:
     changes: list[Change] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
-    drift: float = 1.0
+    whole: float = 1.0
     scatter: float = 0.0
     busy: list[BenchRun] = field(default_factory=list)
-    probes: float | None = None
+    probes: dict[str, float] = field(default_factory=dict)
 
     @property
     def slower(self) -> list[Change]:
@@ -76,13 +85,13 @@ class Verdict:
 
     @property
     def everything_slower(self) -> bool:
-        """Whether the whole run is slower and the probes, which run none of our code, are not."""
-        return self.drift > FACTOR and (self.probes is None or self.drift / self.probes > FACTOR)
+        """Whether the whole run is slower and the probes do not explain it."""
+        return self.whole > WHOLE_FACTOR
 
     @property
     def regressed(self) -> bool:
-        """Whether there is anything that has to be looked at."""
-        return bool(self.slower or self.missing or self.everything_slower)
+        """Whether there is anything that has to be looked at, and nobody has accepted it."""
+        return not self.new.accepted and bool(self.slower or self.missing or self.everything_slower)
 
 
 def compare(new: BenchRun, earlier: Sequence[BenchRun], busy_too: bool = False) -> Verdict:
@@ -103,35 +112,82 @@ def compare(new: BenchRun, earlier: Sequence[BenchRun], busy_too: bool = False) 
             raise CannotRun(
                 f"{run.path.name} is of another machine, speeds of two machines are not compared: {'; '.join(unlike)}"
             )
-    recent = quiet[-EARLIER_RUNS:]
-    verdict = Verdict(new, recent, busy=[run for run in earlier if run not in quiet])
-    last = recent[-1].cells
-    verdict.missing = sorted(last.keys() - new.cells.keys())
-    verdict.added = sorted(new.cells.keys() - {name for run in recent for name in run.cells})
-    pairs = [(cell, found) for cell in new.cells.values() if (found := _of(recent, cell.name))]
-    ratios = {cell.name: cell.value / median(m.value for m in found) for cell, found in pairs}
-    own = [ratios[cell.name] for cell, _ in pairs if not cell.probe]
-    probes = [ratios[cell.name] for cell, _ in pairs if cell.probe]
-    verdict.drift = median(own) if len(own) >= FEWEST_FOR_DRIFT else 1.0
-    verdict.probes = median(probes) if probes else None
-    if len(own) >= FEWEST_FOR_DRIFT:
-        verdict.scatter = MAD_TO_SIGMA * median(abs(log(ratio / verdict.drift)) for ratio in own)
-    least = max(FACTOR, exp(3 * verdict.scatter))
-    verdict.changes = [_change(cell, found, verdict.drift, least) for cell, found in pairs if not cell.probe]
+    accepted = max((place for place, run in enumerate(quiet) if run.accepted), default=0)
+    since = quiet[accepted:]  # what was accepted is what later runs are measured by
+    good: dict[str, list[BenchRun]] = {}
+    for place, run in enumerate(since):
+        slower = {change.cell.name for change in _judge(run, since[:place], good).slower} if place else set()
+        for name in run.cells.keys() - slower:
+            good.setdefault(name, []).append(run)
+    verdict = _judge(new, since, good)
+    verdict.busy = [run for run in earlier if run not in quiet]
     return verdict
 
 
-def _of(runs: Sequence[BenchRun], name: str) -> list[Measured]:
-    return [run.cells[name] for run in runs if name in run.cells]
+def _judge(new: BenchRun, earlier: Sequence[BenchRun], good: dict[str, list[BenchRun]]) -> Verdict:
+    """good: for every cell the earlier runs in which it was not slower, oldest first."""
+    recent = list(earlier[-EARLIER_RUNS:])
+    verdict = Verdict(new, recent)
+    known = {name for run in recent for name in run.cells}
+    verdict.missing, verdict.added = sorted(known - new.cells.keys()), sorted(new.cells.keys() - known)
+    machine = _Machine(recent)
+    verdict.probes = {cell.info["mode"]: machine.ratio(new, [cell.name]) for cell in new.cells.values() if cell.probe}
+    own = [cell for cell in new.cells.values() if not cell.probe and good.get(cell.name)]
+    before = {cell.name: [machine.corrected(run, cell.name) for run in good[cell.name][-EARLIER_RUNS:]] for cell in own}
+    now = {cell.name: machine.corrected(new, cell.name) for cell in own}
+    factors = {name: median(times) / median(median(old) for old in before[name]) for name, times in now.items()}
+    if len(own) >= FEWEST_FOR_WHOLE:
+        verdict.whole = median(factors.values())
+        away = sorted(abs(log(factor)) for factor in factors.values())
+        verdict.scatter = LOW_QUARTER_TO_SIGMA * away[len(away) // 4]
+    least = max(FACTOR, exp(3 * verdict.scatter))
+    verdict.changes = [_change(cell, now[cell.name], before[cell.name], factors[cell.name], least) for cell in own]
+    return verdict
 
 
-def _change(cell: Measured, found: Sequence[Measured], drift: float, least: float) -> Change:
+def _change(
+    cell: Measured, now: Sequence[float], before: Sequence[Sequence[float]], factor: float, least: float
+) -> Change:
     from scipy.stats import mannwhitneyu
 
-    before = median(measured.value for measured in found)
-    factor = cell.value / before / drift
-    noise = max(abs(log(measured.value / before)) for measured in found)
-    now = [time / drift for time in cell.undisturbed]
-    old = [time for measured in found for time in measured.undisturbed]
-    p = float(mannwhitneyu(now, old, alternative="greater" if factor >= 1 else "less").pvalue)
-    return Change(cell, before, cell.value, factor, max(least, exp(2 * noise)), p)
+    values = [median(times) for times in before]
+    usual = median(values)
+    noise = MAD_TO_SIGMA * median(abs(log(value / usual)) for value in values) if len(values) > 2 else 0.0
+    limit = max(least, exp(3 * noise))
+    p = None
+    if not 1 / limit <= factor <= limit:
+        old = [time for times in before for time in times]
+        p = float(mannwhitneyu(now, old, alternative="greater" if factor > 1 else "less").pvalue)
+    return Change(cell, usual, cell.value, factor, limit, p)
+
+
+class _Machine:
+    """How fast the machine was in each run, by its probes."""
+
+    def __init__(self, runs: Sequence[BenchRun]) -> None:
+        found: dict[str, list[float]] = {}
+        for run in runs:
+            for name, cell in run.cells.items():
+                if cell.probe:
+                    found.setdefault(name, []).append(cell.value)
+        self._usual = {name: median(values) for name, values in found.items()}
+        self._state = {name: cell.info["state"] for run in runs for name, cell in run.cells.items() if cell.probe}
+
+    def ratio(self, run: BenchRun, probes: Sequence[str]) -> float:
+        """How many times as long as usual these probes took; 1 where they are not known."""
+        ratios = [
+            run.cells[name].value / self._usual[name] for name in probes if name in self._usual and name in run.cells
+        ]
+        return median(ratios) if ratios else 1.0
+
+    def corrected(self, run: BenchRun, name: str) -> list[float]:
+        """The undisturbed times of a cell, as they would be on the machine as it usually is.
+
+        Rows read cold depend on the device, all else on the processor and its memory.
+        """
+        cell = run.cells[name]
+        device = cell.info["state"] == COLD and str(cell.info["workload"]).startswith("gather")
+        ratio = self.ratio(run, [probe for probe, state in self._state.items() if (state == COLD) == device])
+        if 1 / STEADY <= ratio <= STEADY:
+            ratio = 1.0
+        return [time / ratio for time in cell.undisturbed]

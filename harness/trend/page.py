@@ -8,7 +8,7 @@ from harness.report.figures import Look, Series, lines, looks
 from harness.report.page import legend, style, template
 from harness.trend.compare import Verdict
 from harness.trend.runs import PROBE, BenchRun
-from harness.trend.text import headline, notes, seconds
+from harness.trend.text import chance, headline, notes, seconds
 
 
 def render(verdict: Verdict, runs: Sequence[BenchRun]) -> str:
@@ -21,6 +21,7 @@ def render(verdict: Verdict, runs: Sequence[BenchRun]) -> str:
         headline=headline(verdict),
         notes=notes(verdict),
         seconds=seconds,
+        chance=chance,
         runs=runs,
         legend=legend(look),
         panels=_panels(runs, look),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp
 
-from harness.trend.compare import FACTOR, SIGNIFICANCE, Change, Verdict
+from harness.trend.compare import FACTOR, SIGNIFICANCE, STEADY, Change, Verdict
 
 
 def headline(verdict: Verdict) -> str:
     """The verdict in one line."""
-    if not verdict.regressed:
+    if not (verdict.slower or verdict.missing or verdict.everything_slower):
         return f"No regression: {len(verdict.changes)} cells compared with {_runs(verdict)}."
     parts = []
     if verdict.slower:
@@ -18,7 +18,7 @@ def headline(verdict: Verdict) -> str:
     if verdict.missing:
         parts.append(f"{len(verdict.missing)} cells are missing")
     if verdict.everything_slower:
-        parts.append(f"the whole run is {verdict.drift:.2f} times as slow, and the probes are not")
+        parts.append(f"the middle of all cells is {verdict.whole:.2f} times as slow, and the machine is not")
     return f"{', '.join(parts)}, compared with {_runs(verdict)}."
 
 
@@ -30,13 +30,17 @@ def _runs(verdict: Verdict) -> str:
 def notes(verdict: Verdict) -> list[str]:
     """What else there is to know."""
     lines = []
-    if abs(verdict.drift - 1) > 0.05:
-        probes = "" if verdict.probes is None else f", the probes, which run none of our code, {verdict.probes:.2f}"
+    if verdict.new.accepted:
+        lines.append(f"Accepted: {verdict.new.accepted}")
+    moved = {name: ratio for name, ratio in verdict.probes.items() if not 1 / STEADY <= ratio <= STEADY}
+    if moved:
+        told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in moved.items())
         lines.append(
-            f"The whole run took {verdict.drift:.2f} times as long{probes}; this is taken out of every factor."
+            f"The machine itself was not as usual (probes, which run none of our code, took so many times as long: "
+            f"{told}); this is taken out of the factors."
         )
     if (least := exp(3 * verdict.scatter)) > FACTOR:
-        lines.append(f"The runs are noisy: factors below {least:.2f} are not reported.")
+        lines.append(f"Cells differ much in this run: factors below {least:.2f} are not reported.")
     if verdict.busy:
         lines.append(f"{len(verdict.busy)} earlier runs are left out: the machine was busy with something else.")
     if verdict.added:
@@ -70,10 +74,15 @@ def _table(title: str, changes: Sequence[Change]) -> list[str]:
     lines = [f"| {title} | before | now | factor | limit | p |", "|---|--:|--:|--:|--:|--:|"]
     lines += [
         f"| `{change.cell.name}` | {seconds(change.before_s)} | {seconds(change.now_s)} | {change.factor:.2f} "
-        f"| {change.limit:.2f} | {change.p:.1g} |"
+        f"| {change.limit:.2f} | {chance(change)} |"
         for change in changes
     ]
     return [*lines, ""]
+
+
+def chance(change: Change) -> str:
+    """The p of a change, empty where the factor is within its limit and none was computed."""
+    return "" if change.p is None else f"{change.p:.1g}"
 
 
 def seconds(value: float) -> str:

@@ -5,6 +5,7 @@ Each cell is measured in several passes, minutes apart: what disturbs a machine 
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from fast.rows import MODES
-from harness.bench.cells import STATES, WARM, Cell, Workload
+from harness.bench.cells import COLD, STATES, WARM, Cell, Workload
 from harness.bench.protocol import PAST_THE_CACHE
 from harness.trend.runs import PROBE
 
@@ -58,7 +59,7 @@ def test_cell(benchmark: Any, station: Any, planted: Any, cell: Cell, number: in
     benchmark.pedantic(call, setup=case.prepare, teardown=case.check, rounds=rounds, iterations=1)
 
 
-def _compute() -> Callable[[], None]:
+def _compute(_: Path) -> Callable[[], None]:
     matrix = np.random.default_rng(0).random((384, 384), np.float32)
     return lambda: [matrix @ matrix for _ in range(20)] and None
 
@@ -76,18 +77,39 @@ def _read(path: Path) -> Callable[[], None]:
     return read
 
 
-@pytest.mark.parametrize("task", ["compute", "read"])
+def _read_from_device(path: Path) -> Callable[[], None]:
+    """Reads past the page cache, one after the other: what a cold row costs at least."""
+    pages = np.random.default_rng(0).integers(0, path.stat().st_size // 4096, 256).tolist()
+    memory = mmap.mmap(-1, 4096)
+
+    def read() -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        for page in pages:
+            os.preadv(fd, [memory], page * 4096)
+        os.close(fd)
+
+    return read
+
+
+TASKS = {"compute": (WARM, _compute), "read": (WARM, _read), "device": (COLD, _read_from_device)}
+
+
+@pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("number", range(PASSES))
 def test_probe(benchmark: Any, model_path: Path, task: str, number: int) -> None:
     """Fixed tasks without any code of this project: when these are slower, the machine is."""
-    call = _compute() if task == "compute" else _read(model_path)
+    state, make = TASKS[task]
+    call = make(model_path)
+    try:
+        call()
+    except OSError as error:
+        pytest.skip(f"the file system of {model_path.name} has no reads past the page cache: {error.strerror}")
     benchmark.extra_info |= {
         "cell": f"{PROBE}-{task}",
         "mode": task,
-        "state": "warm",
+        "state": state,
         "depth": 0,
         "workload": PROBE,
         "pass": number,
     }
-    call()
     benchmark.pedantic(call, rounds=10, iterations=1)
