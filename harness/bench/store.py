@@ -64,6 +64,11 @@ class Store:
         self.folder = folder
         self.cells_folder = folder / "cells"
 
+    @property
+    def kept(self) -> tuple[Path, ...]:
+        """The files and the folder that are the run: everything else in the folder is made from them."""
+        return self.folder / "run.json", self.folder / "timing.json", self.cells_folder
+
     def create(self, plan: RunPlan) -> None:
         """Begin a run. Raises: InputError when the folder holds one already, or cannot be made."""
         if (self.folder / "run.json").exists():

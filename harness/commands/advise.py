@@ -46,10 +46,12 @@ def advise(
     from fast.rows import locate_table
     from harness.advise import advise_table, device_name, rows_per_token_of, settings_for
     from harness.atomic import write_json
+    from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
     from harness.environment import environment
     from reference.gguf_file import open_gguf
 
+    check_outputs({"--json": json_file}, [model])
     with open_gguf(model) as opened:
         table = locate_table(opened)
         rows_per_token = rows_per_token_of(opened.metadata, opened.architecture)
@@ -95,11 +97,12 @@ def _print(advice: Advice, title: str) -> None:
         Column("decode\ncold us", 1),
         Column("decode\nwarm us", 0),
     ]
+    shown = advice.limit_problem is None
     cells = [
         [
             mode.mode if mode.effective == mode.mode else f"{mode.mode} (as {mode.effective})",
             rate(mode.cold) if mode.cold else "-",
-            f"{mode.cold / advice.limit:.0%}" if mode.cold and advice.limit else "-",
+            f"{mode.cold / advice.limit:.0%}" if mode.cold and shown and advice.limit else "-",
             rate(mode.warm) if mode.warm else "-",
             f"{mode.decode_cold_s * 1e6:,.0f}" if mode.decode_cold_s else "-",
             f"{mode.decode_warm_s * 1e6:,.0f}" if mode.decode_warm_s else "-",

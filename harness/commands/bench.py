@@ -97,10 +97,12 @@ def bench(
     from harness.bench.statistics import summarise
     from harness.bench.store import Store
     from harness.bench.summary import print_summary
+    from harness.commands.outputs import check_outputs
     from harness.errors import EXIT_CANNOT_RUN
     from harness.synth import cache_folder
 
     store = Store(out)
+    check_outputs({"--json": json_file}, [model, tokens, *store.kept], made=out)
     if resume:
         plan = _checked_plan(store.read(), model)
     else:

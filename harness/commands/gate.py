@@ -57,6 +57,7 @@ def gate(
     2 bad input, 3 a mode that was asked for could not run here.
     """
     from harness.cases.case import parse_modes
+    from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
     from harness.gate.choice import choose
     from harness.gate.report import case_list, mode_list, print_gate, write_reports
@@ -66,6 +67,8 @@ def gate(
         mode_list() if list_modes else case_list()
         return
     sources = parse_modes(mode or [])
+    inputs = [model, *(source.path for source in sources), *(prompt_file or []), *(tokens or [])]
+    check_outputs({"--json": json_file, "--html": html_file, "--junit": junit_file}, inputs)
     with stages() as tell:
         path, cases, options = choose(
             model,

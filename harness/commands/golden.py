@@ -35,9 +35,12 @@ def check(
     Where a token differs it says whether the margin there was large enough. A missing golden is a failure that says how
     to make it. Exit codes: 0 all equal, 1 a difference, 2 bad input, 3 a case's model is not here.
     """
+    from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
     from harness.goldens.check import check_goldens, print_checks
+    from harness.goldens.store import golden_folder
 
+    check_outputs({"--json": json_file}, [Path(str(golden_folder()))])
     with stages() as tell:
         results = check_goldens(case or [], engine.value, mode, cache_dir, tell)
     print_checks(results)
@@ -66,6 +69,7 @@ def record(
     from harness.atomic import write_text
     from harness.cases.models import model_path
     from harness.cases.registry import case_by_id
+    from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
     from harness.goldens.produce import produce
     from harness.goldens.record import dumps
@@ -73,11 +77,12 @@ def record(
 
     chosen = case_by_id(case)
     check_not_golden(candidates)
+    target = candidate_path(case, candidates)
+    check_outputs({"--candidates": target}, made=candidates)
     with stages() as tell:
         path = model_path(chosen.model, cache_dir, tell)
         golden = produce(chosen, path, engine.value, confirm, "candidate, not promoted", tell)
     candidates.mkdir(parents=True, exist_ok=True)
-    target = candidate_path(case, candidates)
     write_text(target, dumps(golden))
     margin, prompt, step = golden.smallest_margin
     print(

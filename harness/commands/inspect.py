@@ -17,10 +17,12 @@ def inspect(model: Model, json_file: JsonFile = None) -> None:
     from rich.table import Table
 
     from harness.atomic import write_json
+    from harness.commands.outputs import check_outputs
     from harness.inspection import describe
     from reference.errors import InputError
     from reference.gguf_file import open_gguf
 
+    check_outputs({"--json": json_file}, [model])
     with open_gguf(model) as opened:
         facts, problems = describe(opened)
     table = Table(show_header=False, box=None, pad_edge=False)

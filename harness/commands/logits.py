@@ -38,11 +38,13 @@ def logits(
     import numpy as np
 
     from harness.atomic import write_bytes
+    from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
     from harness.engine import open_engine
     from harness.prompts import read_token_file
     from reference.errors import InputError
 
+    check_outputs({"--out": out}, [model, tokens])
     prompts = read_token_file(tokens)
     if len(prompts) != 1:
         raise InputError(f"{tokens}: found {len(prompts)} lists of ids, expected one: give one file for each prompt")

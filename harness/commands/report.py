@@ -31,10 +31,13 @@ def report(
     from harness.bench.export import as_json
     from harness.bench.statistics import summarise
     from harness.bench.store import Store
+    from harness.commands.outputs import check_outputs
     from harness.report.page import render
     from reference.errors import InputError
 
-    results = Store(folder).read()
+    store, page = Store(folder), out or folder / "report.html"
+    check_outputs({"--out": page, "--json": json_file}, store.kept)
+    results = store.read()
     names = [arm.name for arm in results.plan.matrix.arms]
     if baseline is not None and baseline not in names:
         raise InputError(f"--baseline {baseline}: is no arm of {folder}, expected one of {', '.join(names)}")
@@ -42,7 +45,6 @@ def report(
         raise InputError(f"{folder}: no cell is finished yet, expected at least one: `plegate bench --resume`")
     summaries = summarise(results, baseline)
     found = caveats(results, summaries)
-    page = out or folder / "report.html"
     write_text(page, render(results, summaries, found))
     if json_file is not None:
         write_json(json_file, as_json(results, summaries, found))

@@ -68,11 +68,14 @@ def rows(
     from fast.rows import RowSettings, locate_table
     from harness.atomic import write_json
     from harness.cases.case import parse_modes
+    from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
     from harness.gate.table import choose_batches, judge_rows
     from reference.gguf_file import open_gguf
 
     sources = parse_modes(mode or [])
+    inputs = [model, against, *(source.path for source in sources), *(prompt_file or []), *(tokens or [])]
+    check_outputs({"--json": json_file}, inputs)
     with stages() as tell:
         with open_gguf(model) as opened:
             table = locate_table(opened)

@@ -52,6 +52,7 @@ def run(
     from fast.engine import FastEngine
     from fast.rows import locate_table, open_rows
     from fast.settings import EngineSettings
+    from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
     from harness.prompts import encode
     from harness.synth import cache_folder, ensure_model
@@ -60,6 +61,7 @@ def run(
 
     if (prompt is None) == (tokens is None):
         raise InputError("give one of --prompt TEXT and --tokens FILE")
+    check_outputs({"--json": json_file}, [model, tokens])
     with ExitStack() as stack:
         with stages() as say:
             say("opening the model")

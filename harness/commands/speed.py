@@ -56,9 +56,11 @@ def speed(
     """
     import os
 
+    from harness.commands.outputs import check_outputs
     from harness.errors import CannotRun
     from reference.errors import InputError
 
+    check_outputs({"--json": json_file}, [model, llama_server, python])
     engines = list(against or ["llama.cpp"])
     depths = list(depth or ([0] if engines == ["transformers"] else [0, 4096, 16384, 32768]))
     wrong = [name for name in engines if name not in AGAINST]

@@ -92,6 +92,7 @@ def synth(
     import time
 
     from harness.atomic import write_json
+    from harness.commands.outputs import check_outputs
     from harness.commands.progress import progress
     from harness.errors import EXIT_DIFFERENT, EXIT_EQUAL
     from harness.synth import make_model, make_recipe
@@ -101,6 +102,7 @@ def synth(
     kind = None if table_type is None else type_named(table_type)
     recipe = make_recipe(preset.value, seed=seed, rows=rows, gib=gib, table_kind=kind, row_width=width)
     path = Path(f"{preset.value}.gguf") if out is None else out
+    check_outputs({"--json": json_file}, [path])
     started_s = time.perf_counter()
     size_bytes = recipe.size_bytes
     with progress() as bars:

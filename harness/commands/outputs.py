@@ -1,0 +1,73 @@
+"""What a command is going to write, looked at before it works: found at the end, the work would be lost, or a model."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from harness.atomic import is_model
+from reference.errors import InputError
+
+_SHARD_NAME = re.compile(r"(?P<prefix>.*-)\d{5}(?P<count>-of-\d{5}\.gguf)")
+
+
+def check_outputs(
+    outputs: Mapping[str, Path | None], inputs: Iterable[Path | None] = (), made: Path | None = None
+) -> None:
+    """Refuse outputs that cannot be written, and those that would replace an input, a model or each other.
+
+    outputs: by option. inputs: what the command reads or keeps; one shard stands for all, a folder for what is in it.
+    made: a folder that the command itself makes.
+
+    Raises: InputError.
+    """
+    taken = {
+        _identity(path): f"{path}, which this command reads or makes"
+        for given in inputs
+        for path in _with_shards(given)
+    }
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        try:
+            if path.exists() and not path.is_file() and not path.is_dir():
+                continue  # a pipe or a device: written into, by several options too
+            target = Path(os.path.realpath(path))
+            if path.is_dir():
+                raise InputError(f"{option} {path}: is a folder, expected the name of a file to write")
+            for place in (target, *target.parents):
+                if (found := taken.get(_identity(place))) is not None:
+                    raise InputError(f"{option} {path}: would replace {found}: name another file")
+            if is_model(target):
+                raise InputError(f"{option} {path}: is a GGUF file, which results never replace: name another file")
+            folder = target.parent
+            if made is not None and folder == Path(os.path.realpath(made)):
+                folder = next(place for place in target.parents if place.exists())
+            with tempfile.TemporaryFile(dir=folder):
+                taken[_identity(target)] = f"what {option} writes"
+        except OSError as error:
+            raise InputError(
+                f"{option} {path}: cannot be written: {error.strerror or error}: "
+                "check that the folder exists and is writable; nothing was done yet"
+            ) from error
+
+
+def _identity(path: Path) -> tuple[int, int] | str:
+    """What is equal for two names of one file, or of one that is not there yet."""
+    try:
+        status = path.stat()
+    except OSError:
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino
+
+
+def _with_shards(path: Path | None) -> Iterator[Path]:
+    if path is None:
+        return
+    yield path
+    if (match := _SHARD_NAME.fullmatch(path.name)) is not None:
+        yield from path.parent.glob(f"{glob.escape(match['prefix'])}?????{match['count']}")
