@@ -16,7 +16,8 @@ from harness.gate.checks import CHECKS, CONTROL, ORDER, Finding
 from harness.gate.run import GateOptions, run_gate
 from harness.gate.verdicts import GateResult
 from harness.goldens.store import how_to_make, read_golden
-from harness.mutation.faults import FAULTS, Fault, Trial
+from harness.mutation.faults import FAULTS, Fault
+from harness.mutation.plants import Trial
 from harness.synth import cache_folder
 from reference.errors import InputError
 

@@ -91,6 +91,14 @@ def test_session_fails_without_the_check_that_catches() -> None:
     assert "slipped through, expected 'golden file' to catch it" in output
 
 
+def test_faults_that_run_no_token_are_proven() -> None:
+    """They take a second each; the others take `nox -s mutation`."""
+    cheap = [fault.name for fault in FAULTS if fault.rows_only]
+    assert len(cheap) >= 5
+    code, output = _session(cheap, [])
+    assert code == 0, output
+
+
 class _Victim:
     def double(self, value: int) -> int:
         return value * 2
@@ -127,7 +135,8 @@ def test_every_fault_can_be_planted_in_the_code_as_it_is() -> None:
     script = (
         "import tempfile, pathlib\n"
         "from harness.goldens.store import read_golden\n"
-        "from harness.mutation.faults import FAULTS, Trial\n"
+        "from harness.mutation.faults import FAULTS\n"
+        "from harness.mutation.plants import Trial\n"
         "for fault in FAULTS:\n"
         "    with tempfile.TemporaryDirectory() as scratch:\n"
         "        golden = read_golden(fault.case)\n"
