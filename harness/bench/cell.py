@@ -29,6 +29,11 @@ from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, CannotRun
 from reference.errors import InputError
 
 SCHEMA = 1
+# A warm-up after the eviction would bring rows back: such a cell is cold, but its reader is not the one warmed up.
+REOPENED = (
+    "the table left memory only after the reader was closed: the one that was measured had just been opened, and what "
+    "a first gather costs is in its time"
+)
 _SUMMED = [
     "batches",
     "rows_requested",
@@ -116,6 +121,8 @@ def _result(bench: Workbench, cell: Cell, run: Run, proof: protocol.Proof) -> di
         )
     elif reader.fallback_reason:
         notes.append(f"{reader.mode}: {reader.fallback_reason}")
+    if proof.reopened:
+        notes.append(REOPENED)
     if run.compile_s > 0:
         reasons.append(f"compiled: {run.compile_s:.2f} s of compiling fell into the measurement")
     if not run.seconds > 0:

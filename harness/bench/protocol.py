@@ -41,7 +41,8 @@ class Kernel:
 class Proof:
     """What is known of a cell's cache state. Units: shares between 0 and 1; before and after are of the table's pages.
 
-    rows_before, rows_after: the share of the cell's rows in memory, of a warm cell. reasons: why the cell is invalid.
+    rows_before, rows_after: the share of the cell's rows in memory, of a warm cell. reopened: the reader is a new one,
+    without warm-up. reasons: why the cell is invalid.
     """
 
     state: str

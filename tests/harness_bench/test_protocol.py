@@ -14,11 +14,14 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
-from fast.rows import FallbackNotice, locate_table, residency
+from fast.rows import FallbackNotice, Table, locate_table, residency
 from harness.bench import protocol
-from harness.bench.cell import run_cell
+from harness.bench.caveats import caveats
+from harness.bench.cell import REOPENED, run_cell
 from harness.bench.cells import Arm, Cell, Workload, arm_as_dict, cell_as_dict
+from harness.bench.statistics import summarise
 from reference.gguf_file import open_gguf
+from tests.harness_bench.conftest import made_up, plan, steady
 
 Run = Callable[..., Result]
 
@@ -52,6 +55,8 @@ def test_cold_cell_is_proven_twice(table_file: Path, tmp_path: Path, mode: str) 
     fell_back = [reason for reason in result["reasons"] if reason.startswith("fell-back")]
     assert result["reasons"] == fell_back  # a machine without io_uring says so, and nothing else
     assert result["residency"]["before"] <= 0.01
+    assert not result["residency"]["reopened"]  # the mapping gave its pages up, the reader that was warmed up stayed
+    assert REOPENED not in result["notes"]
     pages = result["rows"]["pages"]
     if mode.endswith("uncached"):
         assert result["used"]["disk_bytes"] >= result["rows"]["unique"] * result["rows"]["row_bytes"]
@@ -92,6 +97,22 @@ def test_failed_eviction_makes_no_headline_and_exits_3(table_file: Path, tmp_pat
     cold = [json.loads(path.read_text()) for path in (out / "cells").glob("cold.*.json")]
     assert len(cold) == 3
     assert not any(cell["valid"] for cell in cold)
+
+
+def test_cell_with_a_reader_opened_anew_says_so(table_file: Path, tmp_path: Path) -> None:
+    """The first eviction fails, the one after closing the reader works: a cold cell, of a reader without warm-up."""
+    answers = [residency.Eviction(0.5, "pretended", 3)]
+
+    def second_time(table: Table, drop_caches: bool) -> residency.Eviction:
+        return answers.pop() if answers else residency.make_cold(table, drop_caches)
+
+    result = run_cell(spec_of(table_file, tmp_path), replace(protocol.Kernel(), make_cold=second_time))
+    assert result["valid"], result["reasons"]
+    assert result["residency"]["reopened"]
+    assert result["notes"] == [REOPENED]
+    results = made_up(plan(), steady(0.01), notes=result["notes"])
+    texts = [caveat.text for caveat in caveats(results, summarise(results)) if caveat.name == "note"]
+    assert texts == [f"{len(results.valid)} cells: {REOPENED}"]
 
 
 def test_faked_residency_is_found_out_by_the_device(table_file: Path, tmp_path: Path) -> None:
