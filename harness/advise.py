@@ -20,6 +20,7 @@ import numpy.typing as npt
 from fast.rows import ModeUnavailable, RowReader, RowSettings, Table, open_rows, residency
 from fast.rows.probe import DeviceProbe, DeviceRate
 from fast.rows.resident import available_bytes
+from fast.rows.syscalls import PAGE_BYTES
 from harness.errors import CannotRun
 from harness.gate.table import SMALL_TABLE_BYTES
 
@@ -34,6 +35,7 @@ ROUNDS = 3  # cold rounds of all modes, every second one in reverse order: other
 MEASURED = ("mmap-random", "prefetch", "direct", "direct-uncached", "uring", "uring-uncached", "auto")
 CLOSE = 0.9  # modes within 10% of the best are the same for this machine's noise
 ENOUGH_DEPTH = 0.95
+SHARED_PAGES = 1.25  # more rows than this to a page read: reads of single pages say little about rows
 WARM_GAIN = 2  # a mode whose warm rate is not twice its cold one keeps nothing: not for general use
 
 
@@ -53,7 +55,7 @@ class ModeSpeed:
 
 @dataclass
 class Advice:
-    """Everything measured, and the words that follow from it."""
+    """Everything measured, and the words that follow from it. rows_per_page: drawn rows over the pages they are on."""
 
     table_bytes: int
     rows_per_token: int
@@ -64,6 +66,27 @@ class Advice:
     modes: list[ModeSpeed] = field(default_factory=list)
     seconds: float = 0.0
     cold_problem: str | None = None
+    rows_per_page: float = 1.0
+
+    @property
+    def limit_problem(self) -> str | None:
+        """Why the device's limit bounds nothing here; None: it does."""
+        best = self.best("cold")
+        if self.limit is None:
+            return None
+        share = best.cold / self.limit if best is not None and best.cold is not None else 0.0
+        reached = f"{best.mode} got {share:.0%} of it" if best is not None and share > 1 else ""
+        if self.rows_per_page > SHARED_PAGES:
+            return (
+                f"The table is too small for this limit to mean anything for it: {self.rows_per_page:.1f} of the rows "
+                f"drawn share a page{', and ' + reached if reached else ''}."
+            )
+        if reached:
+            return (
+                f"This limit is none for this table: {reached}, by reading ahead or because other programs slowed the "
+                "device while it was probed."
+            )
+        return None
 
     @property
     def limit(self) -> float | None:
@@ -84,6 +107,7 @@ class Advice:
         return {
             **values,
             "device_limit_reads_per_s": self.limit,
+            "device_limit_problem": self.limit_problem,
             "device": [{**asdict(rate), "reads_per_s": rate.reads_per_s, "depth": d} for d, rate in self._by_depth()],
             "modes": [asdict(mode) for mode in self.modes],
             "queue_depth": self.depth,
@@ -132,6 +156,7 @@ def advise_table(table: Table, rows_per_token: int, settings: RowSettings, seed:
             f"{table.segments[0].path}: {error.strerror}: nothing measured here could be called cold"
         ) from error
     rows = min(ROWS, max(64, table.rows // 4))
+    advice.rows_per_page = rows / _pages(table, np.random.default_rng(seed).integers(0, table.rows, rows))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a fallback is told in the table
         _probe_device(advice, table, generator, tell)
@@ -216,6 +241,13 @@ def _draw(table: Table, rows: int, rows_per_token: int, generator: np.random.Gen
     return ids, [generator.integers(0, table.rows, rows_per_token) for _ in range(DECODE_STEPS)]
 
 
+def _pages(table: Table, ids: Ids) -> int:
+    """Pages that hold at least one byte of these rows, those of a segment being the segment's own."""
+    first = table.offsets(ids)
+    pages = np.concatenate([first // PAGE_BYTES, (first + table.row_bytes - 1) // PAGE_BYTES])
+    return int(np.unique(pages + (np.tile(table.segment_of(ids), 2) << 48)).size)
+
+
 def _timed(reader: RowReader, ids: Ids, out: npt.NDArray[np.uint8]) -> float:
     started = perf_counter()
     reader.gather(ids, out)
@@ -231,7 +263,8 @@ def sentences(advice: Advice) -> list[str]:
             f"of them in flight; one at a time it answers {advice.device[0].reads_per_s:,.0f}."
         )
         said.append(
-            f"A token reads {advice.rows_per_token} rows, so no reader can prefill faster than about "
+            advice.limit_problem
+            or f"A token reads {advice.rows_per_token} rows, so no reader can prefill faster than about "
             f"{advice.limit / advice.rows_per_token:,.0f} tokens a second while every row is new to the page cache."
         )
     else:

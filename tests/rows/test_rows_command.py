@@ -16,6 +16,8 @@ import typer
 from typer.testing import CliRunner
 
 from fast.rows import MODES, RowSettings, Table, locate_table, mapped, residency, syscalls
+from fast.rows.probe import DeviceRate
+from harness import advise as harness_advise
 from harness import cli
 from harness.advise import Advice, ModeSpeed, advise_table, sentences
 from harness.cases.case import ModeSource, parse_modes
@@ -294,6 +296,35 @@ def test_advise_recommends_another_mode_only_where_it_is_clearly_better(
     advice = made_advice(**cold)
     assert advice.recommended == expected
     assert any(sentence.startswith(f"Use {expected}") for sentence in sentences(advice))
+
+
+@pytest.mark.parametrize(
+    ("rows_per_page", "cold", "said"),
+    [
+        (1.0, [900.0] * 3, "no reader can prefill faster than about 62 tokens"),
+        (4.2, [900.0] * 3, "4.2 of the rows drawn share a page."),
+        (4.2, [3900.0] * 3, "4.2 of the rows drawn share a page, and prefetch got 390% of it."),
+        (1.0, [1500.0] * 3, "This limit is none for this table: prefetch got 150% of it"),
+    ],
+)
+def test_advise_claims_no_limit_that_its_own_numbers_exceed(rows_per_page: float, cold: list[float], said: str) -> None:
+    advice = made_advice(prefetch=cold)
+    advice.device = [DeviceRate(1000, 4096, 1.0, depth, "uring") for depth in (1, 16, 64, 256)]
+    advice.rows_per_page = rows_per_page
+    text = " ".join(sentences(advice))
+    assert said in text
+    assert ("no reader can prefill faster" in text) == (advice.limit_problem is None)
+
+
+def test_advise_counts_rows_that_share_a_page(tiny_quant: Path) -> None:
+    table = table_of(tiny_quant)
+    advice = advise_table(table, 4, RowSettings(), 1, lambda _: None)
+    ids = np.arange(table.rows)
+    places = [(table.place(row)[1], table.place(row)[1] + table.row_bytes - 1) for row in ids.tolist()]
+    pages = {place // 4096 for ends in places for place in ends}
+    assert harness_advise._pages(table, ids) == len(pages)
+    assert advice.rows_per_page > 2
+    assert advice.limit is None or "too small for this limit" in " ".join(sentences(advice))
 
 
 def test_advise_names_fallbacks_and_tables_that_do_not_fit(tiny_quant: Path) -> None:
