@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections.abc import Callable
 
 import pytest
 
+from fast.rows import RowSettings, syscalls
 from harness.cases.case import ROWS, TOKENS, parse_modes
 from harness.cases.registry import case_by_id
 from harness.gate import choice
 from harness.gate import run as gate
 from harness.gate.verdicts import GateResult
+from harness.goldens.check import ModelCheck, print_checks
 from harness.goldens.record import Golden, Probe
 from harness.goldens.store import read_golden
 from tests.conftest import FIXTURES
@@ -78,3 +81,32 @@ def test_golden_is_cut_to_the_case_for_the_short_form_only(monkeypatch: pytest.M
     chosen = options.goldens["tiny"]
     assert chosen is not None
     assert len(chosen.prompts) == (len(cases[0].prompts) if quick else len(more.prompts))
+
+
+def test_golden_check_says_that_a_mode_did_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Right tokens of another mode are no answer of the one that was asked for."""
+    refusing = RowSettings(
+        syscall=lambda name, *rest: -errno.ENOSYS if name == "io_uring_setup" else syscalls.call(name, *rest)
+    )
+    real = gate.open_rows
+    monkeypatch.setattr(gate, "open_rows", lambda table, mode, _: real(table, mode, refusing))
+    result = gate.run_gate(
+        TINY, [dataclasses.replace(case_by_id("tiny"), generate=0)], parse_modes(["uring"]), gate.GateOptions()
+    )
+    check = ModelCheck("tiny", tuple(result.cases), result)
+    print_checks([check])
+    shown = capsys.readouterr().out
+    assert check.exit_code == 3
+    assert "│ tiny │ tiny  │ not run │" in shown
+    assert "tiny: uring: ran as direct" in shown
+    assert "verdict: 0 of 1 cases answer as recorded." in shown
+
+
+def test_golden_check_says_that_a_case_is_different(capsys: pytest.CaptureFixture[str]) -> None:
+    result = _judged(dataclasses.replace(_recorded(), model={**_recorded().model, "sha256": "0" * 64}))
+    print_checks([ModelCheck("tiny", tuple(result.cases), result)])
+    assert "│ tiny │ tiny  │ different │" in capsys.readouterr().out
+    print_checks([ModelCheck("tiny", tuple(result.cases), _judged(_recorded()))])
+    assert "│ tiny │ tiny  │ equal   │" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from harness.cases.registry import case_by_id, cases
 from harness.errors import CannotRun
 from harness.gate.checks import Finding
 from harness.gate.run import GateOptions, run_gate
-from harness.gate.verdicts import EQUAL, GateResult
+from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, GateResult
 from harness.goldens.store import read_golden
 from harness.synth import cache_folder
 
@@ -85,6 +85,9 @@ def print_checks(results: Sequence[ModelCheck]) -> None:
             console.print(Text(f"{check.model}: {check.missing}"))
         for finding in _findings(check):
             console.print(Text(f"{finding.level}: {finding.story}"))
+        for mode in check.result.modes if check.result else ():
+            for note in mode.notes:
+                console.print(Text(f"{check.model}: {mode.name}: {note}"))
     total = sum(len(check.cases) for check in results)
     console.print(Text(f"verdict: {equal} of {total} cases answer as recorded."))
 
@@ -97,6 +100,8 @@ def _findings(check: ModelCheck) -> list[Finding]:
 
 def _verdict(check: ModelCheck, case: Case) -> str:
     if check.result is None:
-        return "not run"
+        return NOT_RUN
     found = [finding for finding in _findings(check) if finding.case in (case.id, "")]
-    return "different" if found else EQUAL
+    if found:
+        return DIFFERENT
+    return NOT_RUN if any(mode.not_run for mode in check.result.modes) else EQUAL
