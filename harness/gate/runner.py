@@ -140,7 +140,6 @@ class FastRunner:
     @reader.setter
     def reader(self, reader: RowReader) -> None:
         self.engine.reader = reader
-        self.engine.chunks.reader = reader
 
     def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[Run]:
         runs: list[Run] = []
