@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import weakref
 from time import perf_counter
 from typing import ClassVar
 
@@ -31,6 +32,7 @@ class SegmentMapping:
     def __init__(self, table: Table, segment: Segment, advice: int) -> None:
         self.segment = segment
         self.fd = open_read_only(segment.path)
+        self._close_file = weakref.finalize(self, os.close, self.fd)  # also when a reader is dropped without `close`
         try:
             self.start_bytes = segment.offset_bytes // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
             end = segment.offset_bytes + segment.rows * table.row_bytes
@@ -43,7 +45,7 @@ class SegmentMapping:
             delta = segment.offset_bytes - self.start_bytes
             self.rows: npt.NDArray[np.uint8] | None = bytes_[delta:].reshape(segment.rows, table.row_bytes)
         except BaseException:
-            os.close(self.fd)
+            self._close_file()
             raise
 
     @property
@@ -57,7 +59,7 @@ class SegmentMapping:
             self.rows = None
             with contextlib.suppress(BufferError):  # an interrupted copy's traceback may hold it: unmapped with that
                 self.map.close()
-            os.close(self.fd)
+            self._close_file()
 
 
 class TableMapping:

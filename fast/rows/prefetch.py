@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from time import perf_counter
 
 import numpy as np
@@ -30,6 +31,7 @@ class Adviser:
         self._call = settings.syscall
         self._batch = settings.advise_ranges
         self._pidfd = -1
+        self._finalizer: weakref.finalize[..., Adviser] | None = None
         self._pid = 0
         self.method = "process_madvise" if syscalls.LINUX else "none"
 
@@ -54,6 +56,7 @@ class Adviser:
             self._pidfd = self._call("pidfd_open", self._pid, 0)
             if self._pidfd < 0:
                 return None
+            self._finalizer = weakref.finalize(self, os.close, self._pidfd)
         vectors = np.empty(addresses.size, IOVEC)
         vectors["base"], vectors["length"] = addresses, lengths
         base = syscalls.address_of(vectors)
@@ -74,8 +77,8 @@ class Adviser:
 
     def close(self) -> None:
         """Release the descriptor that stands for this process."""
-        if self._pidfd >= 0 and self._pid == os.getpid():
-            os.close(self._pidfd)
+        if self._finalizer is not None:
+            self._finalizer()
         self._pidfd = -1
 
 

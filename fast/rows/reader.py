@@ -51,7 +51,7 @@ class RowReader(ABC):
         self.last = GatherCounters()
         self._totals = GatherCounters(service_s=0.0)
         self._lock = threading.RLock()
-        self._pid = os.getpid()
+        _readers.add(self)
         self._meter = Meter()
         self._delegate: RowReader | None = None
         self._closed = False
@@ -88,8 +88,6 @@ class RowReader(ABC):
         Raises: InputError for ids outside the table, a short file, or a reader that is closed; nothing partial is
         returned.
         """
-        if self._pid != os.getpid():  # after a fork the lock may be held by a thread that does not exist here
-            self._lock, self._pid = threading.RLock(), os.getpid()
         with self._lock:
             if self._closed:
                 raise InputError(f"{self.mode} reader of {self.table.segments[0].path} is closed, expected an open one")
@@ -207,6 +205,17 @@ class RowReader(ABC):
 
 
 _announced: set[str] = set()
+_readers: weakref.WeakSet[RowReader] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a child after a fork a lock may be held by a thread that does not exist there."""
+    for reader in _readers:
+        reader._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
 def check_out(out: PackedRows | None, rows: int, row_bytes: int) -> PackedRows:

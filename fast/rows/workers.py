@@ -10,6 +10,7 @@ import _thread
 import itertools
 import os
 import time
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -56,10 +57,15 @@ class Workers:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        self._started = 0
         self._pid = os.getpid()
         self._last: _Job | None = None
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        """A queue that no thread serves yet. Its threads will end when these workers are closed or dropped."""
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._started = 0
+        self._end = weakref.finalize(self, self._queue.put, None)
 
     def run(self, parts: int, work: Callable[[int], Any]) -> list[Any]:
         """work(0..parts-1), spread over the threads; results in any order.
@@ -67,16 +73,18 @@ class Workers:
         Returns or raises only when no thread works for this job any more; the first error of a part is raised.
         """
         if self._pid != os.getpid():  # a forked child has none of the threads
-            self._queue, self._started, self._pid, self._last = SimpleQueue(), 0, os.getpid(), None
+            self._pid, self._last = os.getpid(), None
+            self._end.detach()
+            self._start_anew()
         if self._last is not None:
             self._last.settle()  # an interrupt may have ended even the wait below
         job = self._last = _Job(parts, work)
         try:
             for _ in range(min(parts, self.threads)):
                 if self._started < self.threads:
-                    self._started += 1
                     # Not threading.Thread: starting one waits on an event, which an interrupt can leave locked.
                     _thread.start_new_thread(_serve, (self._queue,))
+                    self._started += 1  # after it: a thread too many, by an interrupt, does no harm, a missing one does
                 self._queue.put(job)
             results = [job.results.get() for _ in range(parts)]
         finally:
@@ -89,10 +97,8 @@ class Workers:
 
     def close(self) -> None:
         """Let the threads end."""
-        if self._pid == os.getpid() and self._started:
-            self._queue.put(None)
-        self._started = 0
-        self._queue = SimpleQueue()
+        self._end()
+        self._start_anew()
 
 
 def _serve(queue: SimpleQueue[_Job | None]) -> None:

@@ -173,3 +173,40 @@ def test_readers_work_in_a_forked_child(table: Table) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("what", ["gather(ids)", "preload(ids)", "trim()", "close()"])
+def test_a_child_forked_while_another_thread_reads_does_not_wait_for_it(table: Table, what: str) -> None:
+    """The child has the reader's lock as the fork found it, held, and not the thread that would release it."""
+    script = (
+        "import os, pickle, sys, threading, time, numpy as np\n"
+        "from fast.rows import MODES, RowCache, open_rows\n"
+        "table = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
+        "ids = np.arange(0, 3000, 5)\n"
+        "readers = [open_rows(table, mode) for mode in MODES] + [RowCache(open_rows(table, 'auto'), 1 << 20)]\n"
+        "held, end = threading.Semaphore(0), threading.Event()\n"
+        "def hold(reader):\n"
+        "    with reader._lock:\n"
+        "        held.release()\n"
+        "        end.wait()\n"
+        "for r in readers: threading.Thread(target=hold, args=(r,)).start()\n"
+        "for r in readers: held.acquire()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        f"    for r in readers: r.{what}\n"
+        "    os._exit(0)\n"
+        "deadline = time.monotonic() + 10\n"
+        "while not (ended := os.waitpid(child, os.WNOHANG))[0] and time.monotonic() < deadline: time.sleep(0.01)\n"
+        "if not ended[0]: os.kill(child, 9)\n"
+        "end.set()\n"
+        "sys.exit(ended != (child, 0))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, pickle.dumps(table).hex()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fast.rows import MODES, RowCache, RowSettings, Segment, Table, open_rows, residency
+from fast.rows import MODES, RowCache, RowSettings, Segment, Table, open_rows, residency, workers
 from tests.rows.tables import Type, open_descriptors
 
 SETTINGS = RowSettings(inline_rows=8, workers=4, slice_reads=16)
@@ -34,6 +36,55 @@ def test_readers_leave_no_descriptor_and_no_thread(table: Table, mode: str) -> N
     # A worker that was told to end may still be on its way out.
     assert open_descriptors() <= before[0]
     assert threads() <= before[1] + SETTINGS.workers  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_dropped_readers_leave_no_descriptor_and_no_thread(table: Table, mode: str) -> None:
+    """Nobody calls `close`: what a reader held goes with it."""
+    ids = np.arange(0, 3000, 3)
+    open_rows(table, mode, SETTINGS).gather(ids)
+    gc.collect()
+    wait_for_threads(0)
+    before = open_descriptors(), threads()
+    for _ in range(5):
+        reader = open_rows(table, mode, SETTINGS)
+        reader.gather(ids)
+        reader.gather(ids[:4])
+    del reader
+    gc.collect()
+    wait_for_threads(before[1])
+    assert open_descriptors() <= before[0]
+    assert threads() <= before[1]
+
+
+def wait_for_threads(most: int) -> None:
+    """Give worker threads that were told to end, by whichever test, a moment to do so."""
+    deadline = time.monotonic() + (5 if most else 0.2)
+    while threads() > most and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_a_thread_that_cannot_start_is_missed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's limit on threads, met once: an error then, and no wait for that thread ever after."""
+    real, refused = workers._thread.start_new_thread, []
+
+    def start(*arguments: Any) -> int:
+        if not refused:
+            refused.append(1)
+            raise RuntimeError("can't start new thread")
+        return real(*arguments)
+
+    monkeypatch.setattr(workers._thread, "start_new_thread", start)
+    pool = workers.Workers(1)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        pool.run(3, lambda part: part)
+    done: list[list[int]] = []
+    again = threading.Thread(target=lambda: done.append(pool.run(3, lambda part: part)), daemon=True)
+    monkeypatch.undo()
+    again.start()
+    again.join(timeout=10)
+    assert [sorted(results) for results in done] == [[0, 1, 2]]
+    pool.close()
 
 
 @pytest.mark.parametrize("mode", list(MODES))
