@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from typer.testing import Result
 
 from fast.rows import FallbackNotice, Table, locate_table, residency
+from fast.rows.counters import count_pages
 from harness.bench import protocol
 from harness.bench.caveats import caveats
 from harness.bench.cell import REOPENED, run_cell
 from harness.bench.cells import Arm, Cell, Workload, arm_as_dict, cell_as_dict
 from harness.bench.statistics import summarise
+from harness.bench.workbench import GatherBench
 from reference.gguf_file import open_gguf
 from tests.harness_bench.conftest import made_up, plan, steady
 
@@ -194,3 +197,79 @@ def test_single_repeat_gets_no_headline(table_file: Path, tmp_path: Path, run_co
     assert result.exit_code == 0, result.output
     assert "too-few-repeats" in result.output
     assert "No difference is claimed." in result.output
+
+
+@pytest.mark.parametrize(
+    ("mode", "disk_share", "found"),
+    [
+        ("direct", 0.95, []),
+        ("direct", 0.5, ["warm-leak"]),  # more than the rows' own bytes: only the pages' bound sees it
+        ("direct-uncached", 0.5, []),  # past the page cache no whole pages need to be read
+        ("uring-uncached", 0.015, ["warm-leak"]),  # the rows alone are 0.022 of the pages
+        ("resident", 0.0, []),
+    ],
+)
+def test_cold_bound_is_in_pages_except_past_the_page_cache(
+    table_file: Path, mode: str, disk_share: float, found: list[str]
+) -> None:
+    """One row on each page: its 90 bytes are a 45th of what a mode that fills the page cache must read."""
+    with open_gguf(table_file) as model:
+        table = locate_table(model)
+        ids = np.arange(0, table.rows, 4096 // table.row_bytes + 1)[:200]
+        pages = count_pages(table, ids)
+        assert pages >= 200
+        proof = protocol.Proof("cold", before=0.0)
+        disk_bytes = int(disk_share * pages * protocol.PAGE_BYTES)
+        protocol.check_afterwards(proof, table, ids, pages, disk_bytes, mode, protocol.Kernel())
+    assert [reason.partition(":")[0] for reason in proof.reasons] == found
+
+
+def test_rows_that_left_memory_meanwhile_were_not_warm(table_file: Path, tmp_path: Path) -> None:
+    """Every row is there before the measurement; afterwards the kernel says that one in ten is not."""
+    asked: list[int] = []
+
+    def leaving(_: Table, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        asked.append(ids.size)
+        there = np.ones(ids.size, np.bool_)
+        there[::10] = len(asked) < 3  # asked twice before, once afterwards
+        return there
+
+    kernel = replace(protocol.Kernel(), rows_resident=leaving)
+    result = run_cell(spec_of(table_file, tmp_path, state="warm"), kernel)
+    assert len(asked) == 3
+    assert not result["valid"]
+    assert len(result["reasons"]) == 1
+    assert result["reasons"][0].startswith("not-warm")
+    assert "left memory during the measurement" in result["reasons"][0]
+
+
+def test_rows_that_the_rehearsal_did_not_leave_are_read(table_file: Path) -> None:
+    """As after a rehearsal past the page cache: none of the rows is in memory, so all are read before the cell."""
+    with open_gguf(table_file) as model:
+        table = locate_table(model)
+        assert residency.make_cold(table).cold
+        proof = protocol.make_warm(table, np.arange(0, 4000, 40), protocol.Kernel())
+    assert proof.reasons == []
+    assert proof.rows_before == 1.0
+    assert proof.method == "rehearsal, then pread"
+
+
+def test_compiling_in_the_measurement_is_invalid(
+    table_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = GatherBench.run
+    monkeypatch.setattr(GatherBench, "run", lambda *given: replace(run(*given), compile_s=0.25))
+    result = run_cell(spec_of(table_file, tmp_path))
+    assert not result["valid"]
+    assert result["reasons"] == ["compiled: 0.25 s of compiling fell into the measurement"]
+
+
+@pytest.mark.parametrize("state", ["cold", "warm"])
+def test_counters_are_of_the_measurement_alone(table_file: Path, tmp_path: Path, state: str) -> None:
+    """Warm-up and rehearsal gather as many rows again: none of theirs may be counted."""
+    result = run_cell(spec_of(table_file, tmp_path, "direct", state))
+    assert result["valid"], result["reasons"]
+    gather, rows = result["gather"], result["rows"]
+    assert gather["batches"] == 1
+    assert gather["rows_requested"] == rows["total"]
+    assert gather["bytes_useful"] == rows["total"] * rows["row_bytes"]
