@@ -187,8 +187,10 @@ class ContextPool:
         """
         if self._pid != os.getpid():  # contexts do not survive a fork
             self._idle, self._all, self._pid = SimpleQueue(), weakref.WeakSet(), os.getpid()
-        with contextlib.suppress(Empty):
+        try:  # contextlib.suppress would take 1 us more of every gather
             return self._idle.get_nowait()
+        except Empty:
+            pass
         while True:
             try:
                 context = KernelAio(CONTEXT_READS, self._call)
