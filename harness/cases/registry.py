@@ -15,7 +15,10 @@ EOS = 1  # the n-gram hash of `nano` and of the fixtures ends documents with it
 NANO_VOCAB, TINY_VOCAB = 4096, 512
 CHUNK = 64
 
-_METRIC = "largest difference of a value, divided by the root mean square of its vector"
+_METRIC = (
+    "largest difference of 8 values spread over a vector and of 4 projections of all of it on random signs, divided by "
+    "its root mean square, or of its norm, divided by the norm"
+)
 _NANO = (
     2e-3,
     "two float32 engines that add in other orders differ by up to 2e-4 on these prompts (measured on every position); "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from harness.goldens.record import Golden, GoldenPrompt
 
 
@@ -33,7 +35,7 @@ def _prompt(old: GoldenPrompt, new: GoldenPrompt) -> list[str]:
         lines.append(f"answer differs from step {step} on: was {was} with a margin of {margin}, is {now}")
     if old.row_digests != new.row_digests:
         lines.append(f"rows: another digest from chunk {_first(old.row_digests, new.row_digests)} on")
-    worst = max((a.error(b) for a, b in zip(old.probes, new.probes, strict=False)), default=0.0)
+    worst = float(np.max([0.0, *(a.error(b) for a, b in zip(old.probes, new.probes, strict=False))]))
     if len(old.probes) != len(new.probes) or not worst <= 1e-6:
         lines.append(f"intermediates: {len(old.probes)} and {len(new.probes)}, largest error {worst:.2g}")
     margins = [abs(a - b) for a, b in zip(old.margins, new.margins, strict=False)]

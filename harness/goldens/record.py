@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,16 +14,28 @@ import numpy.typing as npt
 
 from reference.errors import InputError
 
-SCHEMA = "plegate.golden/1"
+SCHEMA = "plegate.golden/2"
 PLACES = 8  # values kept of each named intermediate, spread over it
+PROJECTIONS = 4  # sums of all its values with random signs: what is wrong between the places moves each of them
 MARGIN_FACTOR = 10  # a margin must be this many times the stated numeric error of logits
+
+
+@cache
+def signs(size: int) -> npt.NDArray[np.float64]:
+    """The signs of the projections, +1 or -1, from a hash: the same on every machine. Shapes: [PROJECTIONS, size]."""
+    rows = []
+    for number in range(PROJECTIONS):
+        drawn = hashlib.shake_256(f"plegate.golden projection {number}".encode()).digest(-(-size // 8))
+        rows.append(np.unpackbits(np.frombuffer(drawn, np.uint8))[:size] * 2.0 - 1.0)
+    return np.stack(rows)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A named intermediate at one position: its L2 norm and a few of its values.
+    """A named intermediate at one position: its L2 norm, a few of its values, and a few projections of all of them.
 
-    Units: size is the number of values that the norm covers; places are indices into the flattened vector.
+    Units: size is the number of values that the norm covers; places are indices into the flattened vector; a projection
+    is the sum of the values with random signs, divided by the root of `size`, so that it is as large as one value.
     """
 
     name: str
@@ -30,6 +44,7 @@ class Probe:
     norm: float
     places: tuple[int, ...]
     values: tuple[float, ...]
+    projections: tuple[float, ...]
 
     @classmethod
     def of(cls, name: str, position: int, vector: npt.NDArray[Any]) -> Probe:
@@ -37,15 +52,21 @@ class Probe:
         flat = np.asarray(vector, np.float64).reshape(-1)
         places = tuple(int(place) for place in np.linspace(0, flat.size - 1, PLACES).round())
         values = tuple(float(f"{flat[place]:.7g}") for place in places)
-        return cls(name, position, flat.size, float(f"{np.linalg.norm(flat):.7g}"), places, values)
+        projections = tuple(float(f"{value:.7g}") for value in signs(flat.size) @ flat / flat.size**0.5)
+        return cls(name, position, flat.size, float(f"{np.linalg.norm(flat):.7g}"), places, values, projections)
 
     def error(self, other: Probe) -> float:
-        """How far another probe of the same place is off: largest difference by the root mean square of this one."""
+        """How far another probe of the same place is off: the largest difference of a kept value or of a projection, by
+        the root mean square of this one, or of the norm, by this norm; no number where one of them is none.
+
+        A value off by `d` between the kept places moves every projection by `d / sqrt(size)`, and all of them off by
+        `d` on average move a projection by about `d`.
+        """
         if (self.name, self.position, self.size, self.places) != (other.name, other.position, other.size, other.places):
             return float("nan")
         rms = self.norm / self.size**0.5
-        values = np.abs(np.subtract(self.values, other.values)).max() / rms
-        return float(max(values, abs(self.norm - other.norm) / self.norm))
+        kept = np.subtract((*self.values, *self.projections), (*other.values, *other.projections)) / rms
+        return float(np.abs([*kept, (self.norm - other.norm) / self.norm]).max())
 
 
 @dataclass(frozen=True)
@@ -136,7 +157,7 @@ def loads(text: str, place: str) -> Golden:
 
 def _prompt(content: dict[str, Any]) -> GoldenPrompt:
     probes = tuple(
-        Probe(**{**probe, "places": tuple(probe["places"]), "values": tuple(probe["values"])})
+        Probe(**{**probe, **{name: tuple(probe[name]) for name in ("places", "values", "projections")}})
         for probe in content.pop("probes")
     )
     closest = tuple(Closest(**item) for item in content.pop("closest"))
@@ -161,13 +182,10 @@ def _render(value: Any, depth: int) -> str:
 
 
 def _is_short(value: Mapping[str, Any]) -> bool:
-    return (
-        all(
-            not isinstance(item, Mapping) and (not isinstance(item, list | tuple) or len(item) <= PLACES)
-            for item in value.values()
-        )
-        and len(json.dumps(value)) <= 260
-    )
+    lists = [item for item in value.values() if isinstance(item, list | tuple)]
+    nested = any(isinstance(item, Mapping) for item in value.values())
+    limit = 360 if lists else 260  # a probe in one line
+    return not nested and all(len(item) <= PLACES for item in lists) and len(json.dumps(value)) <= limit
 
 
 def _packed(items: list[str], inner: str) -> str:

@@ -12,7 +12,7 @@ from harness.goldens.record import Closest, Golden, GoldenPrompt, Probe
 
 def golden(case: str = "tiny", margin: float = 0.02) -> Golden:
     """A golden of one prompt with three steps, the smallest margin at step 1."""
-    probe = Probe("blk.1.ple", 1, 4, 2.0, (0, 1, 2, 3), (1.0, 1.0, -1.0, 1.0))
+    probe = Probe("blk.1.ple", 1, 4, 2.0, (0, 1, 2, 3), (1.0, 1.0, -1.0, 1.0), (1.0, 0.0, -1.0, 0.0))
     prompt = GoldenPrompt(
         name="only",
         ids=(5, 6),

@@ -14,7 +14,7 @@ import pytest
 
 from harness.cases.registry import cases
 from harness.goldens.diff import differences
-from harness.goldens.record import Golden, Probe, dumps, loads
+from harness.goldens.record import Golden, Probe, dumps, loads, signs
 from harness.goldens.store import check_not_golden, golden_folder, read_golden
 from reference.errors import InputError
 from tests.goldens.examples import golden, with_answer
@@ -61,7 +61,7 @@ def _without(key: str) -> str:
         ("", "not a golden"),
         ("[1, 2]", "not a golden"),
         (dumps(golden())[:300], "not a golden"),
-        (dumps(golden()).replace("plegate.golden/1", "plegate.golden/9"), "expected 'plegate.golden/1'"),
+        (dumps(golden()).replace("plegate.golden/2", "plegate.golden/1"), "expected 'plegate.golden/2'"),
         (_without("producer"), "not a golden"),
         (_without("prompts"), "not a golden"),
         (dumps(golden()).replace('"margins"', '"margin"'), "not a golden"),
@@ -110,6 +110,35 @@ def test_probe_sees_value_and_norm() -> None:
     wrong[right.places[3]] += 0.1
     assert right.error(Probe.of("x", 0, wrong)) >= 0.05
     assert not right.error(Probe.of("x", 1, vector)) <= 1e9  # another place is no small error
+
+
+@pytest.mark.parametrize("size", [64, 512, 4096])
+def test_probe_sees_what_is_wrong_between_its_places(size: int) -> None:
+    """One value off, all values in other places, a value that is no number: none of them at a place that is kept."""
+    rng = np.random.default_rng(size)
+    vector = rng.normal(size=size)
+    right = Probe.of("x", 0, vector)
+    between = np.setdiff1d(np.arange(size), right.places)
+    bound = 2e-3
+    one = vector.copy()
+    one[between[size // 3]] += 1.01 * bound * size**0.5 * np.sqrt(np.mean(vector**2))
+    assert right.error(Probe.of("x", 0, one)) >= bound
+    turned = vector.copy()
+    turned[between] = np.roll(vector[between], 1)
+    assert right.error(Probe.of("x", 0, turned)) >= 0.1
+    assert right.values == Probe.of("x", 0, turned).values
+    broken = vector.copy()
+    broken[between[0]] = np.nan
+    assert not right.error(Probe.of("x", 0, broken)) <= 1e9
+    assert not right.error(replace(right, norm=float("nan"))) <= 1e9
+    noise = Probe.of("x", 0, vector + 1e-4 * rng.uniform(-1, 1, size))
+    assert right.error(noise) <= 2e-4
+
+
+def test_signs_are_the_same_everywhere_and_independent() -> None:
+    assert signs(16)[0].tolist() == [1, 1, 1, 1, -1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, -1]
+    assert np.abs(signs(4096) @ signs(4096).T / 4096 - np.eye(4)).max() <= 5 / 4096**0.5
+    assert np.abs(signs(4096).mean(axis=1)).max() <= 5 / 4096**0.5
 
 
 def test_run_never_writes_into_goldens(tmp_path: Path) -> None:
