@@ -6,8 +6,13 @@ Command modules import jax, matplotlib and tokenizers where they use them, so th
 
 from __future__ import annotations
 
+import io
+import os
+import select
 import sys
-from typing import Any
+import traceback
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -24,12 +29,17 @@ from harness.commands.run import run
 from harness.commands.speed import speed
 from harness.commands.synth import synth
 from harness.commands.trend import trend
-from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, EXIT_INTERRUPTED, CannotRun
+from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, EXIT_INTERRUPTED, EXIT_PIPE, CannotRun
 from reference.errors import InputError
+
+_PATH_IS_WRONG = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 class _ExitCodes(TyperGroup):
-    """Turns the errors that a person can act on into a message and an exit code, without a traceback."""
+    """Turns errors into a message and an exit code; 1 is kept for differences, so none ends as Python's own 1.
+
+    The environment variable PLEGATE_TRACEBACK shows where each was raised.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -40,12 +50,46 @@ class _ExitCodes(TyperGroup):
             raise _stop("cannot run", str(error), EXIT_CANNOT_RUN) from None
         except KeyboardInterrupt:
             raise _stop("interrupted", "stopped; results are written whole or not at all", EXIT_INTERRUPTED) from None
+        except MemoryError as error:
+            found = f": {error}" if str(error) else ""
+            raise _stop("cannot run", f"this machine has too little free memory{found}", EXIT_CANNOT_RUN) from None
+        except OSError as error:
+            raise _stop_for_system(error) from None
+        except Exception as error:
+            if isinstance(error, typer.Abort) or hasattr(error, "exit_code"):  # typer's own
+                raise
+            found = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            advice = "this is a defect of plegate; PLEGATE_TRACEBACK=1 shows where"
+            raise _stop("failed", f"{found}: {advice}", EXIT_CANNOT_RUN) from None
+
+
+def _stop_for_system(error: OSError) -> typer.Exit:
+    if isinstance(error, BrokenPipeError) and _reader_is_gone():
+        return typer.Exit(EXIT_PIPE)
+    found = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return _stop("cannot run", f"the system refused: {found}; PLEGATE_TRACEBACK=1 shows where", EXIT_CANNOT_RUN)
+    if isinstance(error, _PATH_IS_WRONG):
+        advice = "check that the path is right and that you may use it"
+        return _stop("error", f"{os.fsdecode(error.filename)}: {found}: {advice}", EXIT_BAD_INPUT)
+    advice = "check the disk; PLEGATE_TRACEBACK=1 shows where"
+    return _stop("cannot run", f"{error.filename}: {found}: {advice}", EXIT_CANNOT_RUN)
 
 
 def _stop(kind: str, message: str, code: int) -> typer.Exit:
-    for line in message.splitlines():
-        print(f"plegate: {kind}: {line}", file=sys.stderr)
+    with suppress(OSError):  # nobody reads it
+        if os.environ.get("PLEGATE_TRACEBACK"):
+            traceback.print_exc()
+        for line in message.splitlines():
+            print(f"plegate: {kind}: {line}", file=sys.stderr)
     return typer.Exit(code)
+
+
+def _reader_is_gone() -> bool:
+    """Whether what reads standard output, as `head` in `plegate rows M | head -1`, has ended."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 app = typer.Typer(
@@ -70,8 +114,37 @@ app.add_typer(golden_app, name="golden")
 
 
 def main() -> None:
-    """Entry point of the `plegate` command."""
-    app()
+    """The `plegate` command in a process of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal or a path's bytes cannot show stops nothing
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except SystemExit as stop:
+        # rich and typer both end with 1 when nobody reads what they print.
+        unread = isinstance(stop.__context__, BrokenPipeError)
+        _end(EXIT_PIPE if unread else stop.code if isinstance(stop.code, int) else 0)
+    except KeyboardInterrupt:  # before there was a command
+        _end(_stop("interrupted", "stopped while starting", EXIT_INTERRUPTED).exit_code)
+
+
+def _end(code: int) -> NoReturn:
+    """End the process; at once where Python's own way out would fail, or would take down what XLA's threads still use.
+
+    Everything that must be cleaned up was, by its `with`.
+    """
+    at_once = code in (EXIT_INTERRUPTED, EXIT_PIPE)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        at_once = True
+        code = _stop_for_system(error).exit_code
+    if at_once:
+        with suppress(OSError, AttributeError):
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ EXIT_DIFFERENT = 1
 EXIT_BAD_INPUT = 2
 EXIT_CANNOT_RUN = 3
 EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141  # as a shell calls the end by SIGPIPE
 
 
 class CannotRun(RuntimeError):
