@@ -8,6 +8,7 @@ from math import lcm
 from pathlib import Path
 
 from reference.config import ModelConfig
+from reference.errors import InputError
 
 EXACT_PRECISION = "highest"
 PRECISIONS = ("highest", "high", "default")
@@ -25,6 +26,8 @@ class EngineSettings:
     tokens and is refused by the gate. checkpoints: states kept for going back; checkpoint_every: generated tokens
     between two of them. cache_dir: where compiled programs are kept between processes; None: nowhere.
     overlap: in decode, compute the layers before the PLE layer while its rows are read.
+
+    Raises: InputError naming every setting that cannot be.
     """
 
     context: int = 4096
@@ -46,10 +49,13 @@ class EngineSettings:
             problems.append(f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
         if self.buckets is not None and (not self.buckets or min(self.buckets) < 1):
             problems.append(f"buckets are {self.buckets}, expected lengths of at least 1")
-        if self.context > MAX_CONTEXT:
-            problems.append(f"context is {self.context}, expected at most {MAX_CONTEXT}")
+        problems += [
+            f"{name} is {getattr(self, name)}, expected at most {MAX_CONTEXT} tokens: ask for fewer"
+            for name in ("context", "chunk")
+            if getattr(self, name) > MAX_CONTEXT
+        ]
         if problems:
-            raise ValueError("engine settings: " + "; ".join(problems))
+            raise InputError("engine settings: " + "; ".join(problems))
 
     @property
     def exact(self) -> bool:

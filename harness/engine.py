@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from harness.prompts import check_ids
+from harness.prompts import check_context, check_ids
 from reference.config import ModelConfig, config_from
 from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf
@@ -90,6 +90,8 @@ def open_engine(path: Path, name: str, mode: str, room: int, chunk: int = 64) ->
     from fast.rows import locate_table, open_rows
 
     with open_gguf(path) as model, open_rows(locate_table(model), mode) as reader:
+        check_context(path, config_from(model).context, room, "use a shorter prompt or a smaller --generate")
+        chunk = min(chunk, max(room, 1))  # a longer one would only take memory
         yield OpenedEngine(model, make_engine(name, model, reader, room, chunk), reader)
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from fast.rows import locate_table
+from harness.gate.compare import check_type
 from reference.config import ARCHITECTURE, ModelConfig, config_from
 from reference.errors import InputError
 from reference.gguf_file import GgufFile
@@ -28,19 +30,22 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
         "tensors": len(model.tensors),
     }
     facts |= _table_facts(model)
+    problems = _table_problems(model)
     if model.architecture != ARCHITECTURE:
-        facts["model"] = f"not {ARCHITECTURE}: only the table can be checked, with `plegate rows`"
-        return facts, [] if TABLE in model.tensors else [
-            f"{model.paths[0]}: no tensor {TABLE!r}, nothing to read lazily"
-        ]
+        rest = "and its table cannot be checked" if problems else "only the table can be checked, with `plegate rows`"
+        facts["model"] = f"not {ARCHITECTURE}: {rest}"
+        return facts, problems
     try:
         config = config_from(model)
     except InputError as error:
         return facts, str(error).splitlines()
     facts |= _model_facts(config)
     if set(model.tensors) == {TABLE}:
-        facts["model"] = "the table alone: `plegate rows` and `plegate advise` take it, the gate needs a whole model"
-        return facts, []
+        if not problems:
+            facts["model"] = (
+                "the table alone: `plegate rows` and `plegate advise` take it, the gate needs a whole model"
+            )
+        return facts, problems
     try:
         inventory = take_inventory(model, config)
     except InputError as error:
@@ -53,7 +58,18 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
         )
     if inventory.skipped:
         facts["skipped"] = f"{len(inventory.skipped)} tensors of MTP blocks {list(config.skipped_layers)}"
-    return facts, []
+    return facts, problems
+
+
+def _table_problems(model: GgufFile) -> list[str]:
+    """Why `plegate rows` cannot take the table."""
+    if TABLE not in model.tensors:
+        return [f"{model.paths[0]}: no tensor {TABLE!r}, nothing to read lazily"]
+    try:
+        check_type(locate_table(model))
+    except InputError as error:
+        return str(error).splitlines()
+    return []
 
 
 def _table_facts(model: GgufFile) -> dict[str, Any]:

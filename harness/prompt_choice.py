@@ -19,7 +19,7 @@ def choose_prompts(
     Raises: InputError for an unreadable file, an empty prompt, or text for a model without a vocabulary.
     """
     named = [(f"--prompt {number}", text) for number, text in enumerate(texts, 1)]
-    named += [(path.name, _read_text(path)) for path in text_files]
+    named += [(str(path), _read_text(path)) for path in text_files]
     if not named and not token_files:
         named = [(prompt.id, prompt.text) for prompt in BUILTIN_PROMPTS]
     prompts = []
@@ -28,7 +28,7 @@ def choose_prompts(
             for name, text in named:
                 if not text:
                     raise InputError(f"{name}: the prompt is empty, expected at least one character")
-                prompts.append(TokenPrompt(name, tuple(encode(opened, text))))
+                prompts.append(TokenPrompt(name, tuple(encode(opened, text, name))))
     for path in token_files:
         lists = read_token_file(path)
         prompts += [

@@ -7,6 +7,7 @@ ids (`--tokens`).
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from reference.gguf_file import GgufFile
 
 _CONTROL, _USER_DEFINED = 3, 4  # tokenizer.ggml.token_type: taken from a text whole, before anything is split
+_WANTED = "write ids as [1, 2, 3], [[1, 2], [3]] or 1 2 3"
 _INSTEAD = "give the prompt as token ids with --tokens FILE"
 
 # How each `tokenizer.ggml.pre` splits a text before merging: llama.cpp applies these one after the other.
@@ -125,11 +127,17 @@ def _tokenizer_of(file: GgufFile) -> TextTokenizer:
     return _last[1]
 
 
-def encode(file: GgufFile, text: str) -> list[int]:
+def encode(file: GgufFile, text: str, name: str = "the prompt") -> list[int]:
     """Token ids of a text, with the file's own vocabulary.
 
-    Raises: InputError as `TextTokenizer`, and for a text without tokens.
+    Raises: InputError as `TextTokenizer`, for a text without tokens, and for one that was no UTF-8.
     """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = ord(text[error.start])  # bytes of the command line that are no UTF-8 come as 0xdc00 + byte
+        shown = f"byte 0x{found - 0xDC00:02x}" if 0xDC80 <= found <= 0xDCFF else f"half a character, 0x{found:04x}"
+        raise InputError(f"{name}: character {error.start} is {shown}, expected UTF-8 text; {_INSTEAD}") from None
     ids = _tokenizer_of(file).encode(text)
     if not ids:
         raise InputError("the prompt is empty: it has no token; give a text with at least one character")
@@ -148,7 +156,7 @@ def read_token_file(path: str | Path) -> list[list[int]]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
     except OSError as error:
         raise InputError(f"{path}: cannot read the token file: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -159,6 +167,8 @@ def read_token_file(path: str | Path) -> list[list[int]]:
         return [_numbers(path, "", [_number_or_text(word) for word in text.split()])]
     try:
         content = json.loads(text)
+    except RecursionError:
+        raise InputError(f"{path}: lists in lists in lists, too deep to read; {_WANTED}") from None
     except ValueError as error:
         raise InputError(f"{path}: not valid JSON: {error}; expected a list of token ids such as [1, 2, 3]") from error
     if content and all(isinstance(item, list) for item in content):
@@ -178,8 +188,8 @@ def _numbers(path: Path, prompt: str, items: list[Any]) -> list[int]:
         raise InputError(f"{path}: {prompt}no token ids; expected at least one, such as [1, 2, 3] or 1 2 3")
     for place, item in enumerate(items):
         if not isinstance(item, int) or isinstance(item, bool):
-            found = f"{path}: {prompt}token {place} is {item!r}"
-            raise InputError(f"{found}, expected a whole number; write ids as [1, 2, 3], [[1, 2], [3]] or 1 2 3")
+            found = f"{path}: {prompt}token {place} is {reprlib.repr(item)}"
+            raise InputError(f"{found}, expected a whole number; {_WANTED}")
     return items
 
 
@@ -193,6 +203,15 @@ def check_ids(ids: Sequence[int], vocab: int, name: str = "the prompt") -> None:
             raise InputError(
                 f"{name}: token {place} is {token}, expected 0..{vocab - 1}, the model's vocabulary; {advice}"
             )
+
+
+def check_context(place: object, context: int, needed: int, advice: str) -> None:
+    """Raises: InputError where a prompt and its answer do not fit the context that the model was made for."""
+    if needed > context:
+        raise InputError(
+            f"{place}: has a context of {context} tokens, expected at least the {needed} that prompt and answer need: "
+            f"{advice}"
+        )
 
 
 def varied_ids(n: int, vocab: int, seed: int, *, avoid: Collection[int] = ()) -> list[int]:

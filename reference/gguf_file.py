@@ -13,6 +13,7 @@ import errno
 import mmap
 import os
 import re
+import reprlib
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -276,7 +277,12 @@ def open_gguf(path: str | Path) -> GgufFile:
     """
     path = Path(path)
     shard = _Shard(path)
-    count = int(shard.metadata.get("split.count", 1))
+    count = shard.metadata.get("split.count", 1)
+    if not isinstance(count, int):
+        raise InputError(
+            f"{path}: split.count is {reprlib.repr(count)}, expected how many shards, a whole number: "
+            "a damaged or hand-made header; fetch the file again"
+        )
     if count <= 1:
         return GgufFile([shard])
     match = _SHARD_NAME.match(path.name)

@@ -13,6 +13,7 @@ from reference.errors import InputError
 COLD, WARM = "cold", "warm"
 STATES = (COLD, WARM)
 KINDS = ("prefill", "decode", "gather")
+MAX_TOKENS = 1 << 18  # the engine's longest context; of rows alone, millions for every repeat
 TWIN = "#aa"  # what the name of the baseline's second run ends in
 _ROW_SETTINGS = tuple(field.name for field in fields(RowSettings) if field.type == "int")
 _ENGINE_SETTINGS = ("chunk", "overlap")
@@ -108,6 +109,8 @@ def parse_workload(text: str) -> Workload:
         raise InputError(
             f"--workload {text}: expected prefill:N, decode:N or gather:N with N tokens, such as prefill:512"
         )
+    if int(count) > MAX_TOKENS:
+        raise InputError(f"--workload {text}: expected at most {MAX_TOKENS:,} tokens: use fewer")
     return Workload(kind, int(count))
 
 

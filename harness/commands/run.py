@@ -12,6 +12,7 @@ from harness.commands.options import CacheDir, DefaultModel, JsonFile
 
 if TYPE_CHECKING:
     from fast.engine import FastEngine
+    from fast.timings import Timings
     from reference.gguf_file import GgufFile
 
 
@@ -54,8 +55,9 @@ def run(
     from fast.settings import EngineSettings
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
-    from harness.prompts import encode
+    from harness.prompts import check_context, check_ids, encode
     from harness.synth import cache_folder, ensure_model
+    from reference.config import config_from
     from reference.errors import InputError
     from reference.gguf_file import open_gguf
 
@@ -67,20 +69,23 @@ def run(
             say("opening the model")
             file = stack.enter_context(open_gguf(model or ensure_model("nano", cache_dir, say)))
             ids = encode(file, prompt) if prompt is not None else _single_prompt(tokens)
+            config = config_from(file)
+            check_ids(ids, config.vocab, str(tokens or "the prompt"))
+            needed = context or len(ids) + generate
+            check_context(file.paths[0], config.context, needed, "use a shorter prompt or a smaller --generate")
             reader = stack.enter_context(open_rows(locate_table(file), mode))
-            try:
-                settings = EngineSettings(
-                    context=context or _round(len(ids) + generate),
-                    chunk=chunk,
-                    precision=precision,
-                    cache_dir=cache_folder(cache_dir) / "programs",
-                )
-            except ValueError as error:
-                raise InputError(str(error)) from None
+            room = context or _round(needed)
+            settings = EngineSettings(
+                context=room,
+                chunk=min(chunk, room),
+                precision=precision,
+                cache_dir=cache_folder(cache_dir) / "programs",
+            )
             engine = stack.enter_context(FastEngine(file, reader, settings))
             say("compiling" if not ids else f"compiling, and {len(ids)} tokens of prompt")
             sequence = engine.new_sequence()
             sequence.feed(ids, last_only=True)
+            of_prompt = _spent(engine.timings)
         out = _Words(file, prompt is not None)
         stops = set() if ignore_eos else _end_tokens(file, engine)
         chosen = []
@@ -90,7 +95,7 @@ def run(
             chosen.append(token)
             out.add(token)
         out.end()
-        _report(engine, len(chosen))
+        _report(engine, of_prompt, len(chosen))
         if json_file is not None:
             from harness.atomic import write_json
 
@@ -148,14 +153,19 @@ class _Words:
         return lambda ids: decode(self._file, ids)
 
 
-def _report(engine: FastEngine, generated: int) -> None:
-    """Speed on standard error, compilation apart."""
+def _spent(timings: Timings) -> tuple[int, float, float]:
+    """Tokens so far, and the seconds of computing and of waiting for rows. A chunk of one token counts as any other."""
+    tokens = timings.prefill_tokens + timings.decode_tokens
+    return tokens, timings.prefill_compute_s + timings.decode_compute_s, timings.exposed_wait_s
+
+
+def _report(engine: FastEngine, of_prompt: tuple[int, float, float], written: int) -> None:
+    """Speed on standard error, compilation apart. of_prompt: what was spent when the prompt had been fed."""
     import sys
 
     timings = engine.timings
-    waits: dict[bool, float] = {False: 0.0, True: 0.0}
-    for step in timings.steps:
-        waits[step.decode] += step.exposed_wait_s
+    tokens, compute_s, wait_s = of_prompt
+    all_tokens, all_compute_s, all_wait_s = _spent(timings)
 
     def line(name: str, tokens: int, compute_s: float, wait_s: float) -> str:
         whole_s = compute_s + wait_s
@@ -165,10 +175,10 @@ def _report(engine: FastEngine, generated: int) -> None:
     print(
         "\n".join(
             [
-                line("prompt:", timings.prefill_tokens, timings.prefill_compute_s, waits[False]),
-                line("answer:", timings.decode_tokens, timings.decode_compute_s, waits[True]),
+                line("prompt:", *of_prompt),
+                line("answer:", all_tokens - tokens, all_compute_s - compute_s, all_wait_s - wait_s),
                 f"compiled in {timings.compile_s:.1f} s, rows read in {timings.gather_s * 1e3:.1f} ms, "
-                f"{generated} tokens written",
+                f"{written} tokens written",
             ]
         ),
         file=sys.stderr,

@@ -117,9 +117,10 @@ def _measure(
     from harness.commands.progress import stages
     from harness.engines.llama_cpp import LlamaServer, find_server
     from harness.engines.transformers_engine import TransformersEngine
-    from harness.prompts import varied_ids
+    from harness.prompts import check_context, varied_ids
     from harness.speed import LlamaContender, OursContender, TransformersContender, compare
     from harness.synth import cache_folder, ensure_model
+    from reference.config import config_from
     from reference.gguf_file import open_gguf
 
     prefill, decode, repeats, threads = sizes
@@ -129,6 +130,7 @@ def _measure(
         say("opening the model")
         path = model or ensure_model("nano", cache_dir, say)
         file = stack.enter_context(open_gguf(path))
+        check_context(path, config_from(file).context, context - 64, "use a smaller --depth")
         reader = stack.enter_context(open_rows(locate_table(file), mode))
         programs = cache_folder(cache_dir) / "programs"
         settings = EngineSettings(context=context, chunk=min(512, max(16, prefill)), cache_dir=programs)

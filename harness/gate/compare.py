@@ -16,10 +16,25 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import Table
+from reference.errors import InputError
 
 Packed = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
 SHOWN_BYTES = 12
+_Type = gguf.GGMLQuantizationType
+# What the fast path unpacks (a test holds the two lists equal); here without importing JAX for it.
+TABLE_TYPES = (
+    _Type.F32,
+    _Type.F16,
+    _Type.BF16,
+    _Type.Q8_0,
+    _Type.Q5_0,
+    _Type.Q5_1,
+    _Type.Q4_0,
+    _Type.IQ4_NL,
+    _Type.Q6_K,
+    _Type.IQ1_S,
+)
 
 
 @dataclass(frozen=True)
@@ -96,8 +111,19 @@ def expected_packed(table: Table, ids: npt.NDArray[np.uint64]) -> Packed:
     return rows[inverse]
 
 
+def check_type(table: Table) -> Table:
+    """The table, where its rows can be unpacked on both sides. Raises: InputError naming its file and type."""
+    if table.type not in TABLE_TYPES:
+        raise InputError(
+            f"{table.segments[0].path}: the table's type is {table.type.name}, expected one of "
+            f"{', '.join(type.name for type in TABLE_TYPES)}: convert or quantize the model anew to one of them"
+        )
+    return table
+
+
 def expected_f32(packed: Packed, table: Table) -> Float32:
-    """The `gguf` package's dequantizer: uint8 [n, row_bytes] -> float32 [n, row_width]."""
+    """The `gguf` package's dequantizer: uint8 [n, row_bytes] -> float32 [n, row_width]. Raises: as `check_type`."""
+    check_type(table)
     plain = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
     typed = packed.view(plain[table.type]) if table.type in plain else packed
     return gguf.quants.dequantize(typed, table.type).astype(np.float32, copy=False)

@@ -31,7 +31,7 @@ from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
 from harness.goldens.produce import missing_probe
 from harness.goldens.record import Golden
 from harness.goldens.store import how_to_make
-from harness.prompts import check_ids
+from harness.prompts import check_context, check_ids
 from reference.config import ModelConfig, config_from
 from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf
@@ -72,6 +72,8 @@ def run_gate(
         for case in cases:
             for prompt in case.prompts:
                 check_ids(prompt.ids, config.vocab, prompt.name)
+                advice = f"shorten {prompt.name}, or use a smaller --generate"
+                check_context(path, config.context, len(prompt.ids) + case.generate, advice)
         gate = _Gate(model, config, path, cases, options, tell)
         gate.check_goldens()
         for source in modes:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import RowReader, RowSettings, Table, locate_table, open_rows, residency
+from fast.rows.resident import available_bytes
 from harness.cases.case import ModeSource
 from harness.gate import compare
 from harness.gate.whole_table import WholeTable, compare_whole
@@ -24,6 +25,7 @@ from harness.prompts import check_ids
 from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf
 
+UNKNOWN_MEMORY_BYTES = 4 << 30  # where the system does not say how much there is
 SMALL_TABLE_BYTES = 64 << 20  # a smaller table is read in a moment from any disk: that it stays warm is only a note
 Tell = Callable[[str], None]
 Ids = npt.NDArray[np.uint64]
@@ -115,6 +117,7 @@ def choose_batches(
 
     Raises: InputError for prompts that were given and cannot be used.
     """
+    check_count(table, rows)
     batches = [RowBatch("random", random_rows(table, rows, seed), 0)]
     given = bool(texts or text_files or token_files)
     try:
@@ -127,6 +130,19 @@ def choose_batches(
         ids, heads = _rows_of(model, table, prompt.name, prompt.ids)
         batches.append(RowBatch(prompt.name, ids, heads))
     return batches, []
+
+
+def check_count(table: Table, count: int) -> None:
+    """Raises: InputError for more random rows than memory holds, as stored and as float32, found and expected."""
+    available = available_bytes()
+    if available is None:
+        available = UNKNOWN_MEMORY_BYTES
+    most = available // (3 * (table.row_bytes + 4 * table.row_width) + 64)
+    if count > most:
+        raise InputError(
+            f"--rows {count:,}: rows of {table.row_width} values, expected at most {most:,} for the memory available "
+            f"({available / 2**30:.1f} GiB): use fewer; --against FILE compares whole tables of any size"
+        )
 
 
 def random_rows(table: Table, count: int, seed: int) -> Ids:
@@ -193,7 +209,7 @@ def judge_rows(
     Raises: InputError for a file that cannot be used.
     """
     with open_gguf(path) as model:
-        table, architecture = locate_table(model), model.architecture
+        table, architecture = compare.check_type(locate_table(model)), model.architecture
     truth = table if against is None else _other_table(against, table)
     result = RowsResult(str(path), str(against) if against else None, architecture, table, batches, seed=0)
     tell("reading what the file holds, row by row")

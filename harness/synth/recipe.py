@@ -89,7 +89,7 @@ def make_recipe(
     kind = preset.table_kind if table_kind is None else table_kind
     packed_bytes = row_bytes(kind, preset.dimensions.row_width)
     if gib is not None:
-        if not math.isfinite(gib):
+        if not math.isfinite(gib * 2**30):
             raise InputError(f"--gib {gib}: expected a number of GiB, such as 6 or 0.5")
         rows = int(gib * 2**30) // packed_bytes
     recipe = Recipe(preset, seed, preset.rows if rows is None else rows, kind)
