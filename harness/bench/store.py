@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,13 @@ from harness.atomic import write_json
 from harness.bench.cell import SCHEMA
 from harness.bench.cells import Arm, Cell, Workload, arm_as_dict, arm_from, cell_as_dict, cell_from
 from harness.bench.plan import Matrix, order
+from harness.errors import CannotRun
 from reference.errors import InputError
+
+_MEASURE_AGAIN = "remove the file and use --resume to measure it again"
+_START_AGAIN = "the run cannot be read: start another one, with another --out"
+_INVALID = {"cell", "arm", "reasons", "notes"}
+_VALID = _INVALID | {"seconds", "tokens_per_s", "rows", "used", "gather", "memory", "effective_mode", "exposed_wait_s"}
 
 
 @dataclass(frozen=True)
@@ -96,29 +106,54 @@ class Store:
         wanted = {cell.id for cell in plan.cells()}
         cells = {}
         for path in sorted(self.cells_folder.glob("*.json")):
-            content = _read_json(path)
-            name = cell_from(content["cell"]).id
+            content = _read_json(path, _MEASURE_AGAIN)
+            with _whole(path, _MEASURE_AGAIN):
+                name = cell_from(content["cell"]).id
+                if missing := (_VALID if content["valid"] else _INVALID) - content.keys():
+                    raise KeyError(*sorted(missing))
             if name in wanted:
                 cells[name] = content
         timing = self.folder / "timing.json"
-        return Results(plan, cells, _read_json(timing) if timing.exists() else {})
+        taken = _read_json(timing, "remove the file") if timing.exists() else {}
+        with _whole(timing, "remove the file"):
+            for session in taken.get("sessions", []):
+                float(session["predicted_s"]), float(session["took_s"]), int(session["cells"])
+        return Results(plan, cells, taken)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the folder for this process. Raises: CannotRun when another one measures into it."""
+        descriptor = os.open(self.cells_folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CannotRun(
+                    f"{self.folder}: another process is measuring into it, and two would measure each other: wait for "
+                    "it, or name another folder with --out"
+                ) from None
+            yield
+        finally:
+            os.close(descriptor)
 
     def _plan(self) -> RunPlan:
         path = self.folder / "run.json"
         if not path.exists():
             raise InputError(f"{self.folder}: has no run.json, expected a folder that `plegate bench --out` made")
-        content = _read_json(path)
-        if content.get("kind") != "plegate-bench" or content.get("schema") != SCHEMA:
-            found = f"{content.get('kind')} with schema {content.get('schema')}"
-            raise InputError(
-                f"{path}: is {found}, expected plegate-bench with schema {SCHEMA}: made by another version?"
-            )
-        del content["kind"], content["schema"]
-        matrix = content.pop("matrix")
-        matrix["arms"] = tuple(arm_from(arm) for arm in matrix["arms"])
-        matrix["workloads"] = tuple(Workload(**work) for work in matrix["workloads"])
-        matrix["states"], matrix["depths"] = tuple(matrix["states"]), tuple(matrix["depths"])
-        return RunPlan(matrix=Matrix(**matrix), **content)
+        content = _read_json(path, _START_AGAIN)
+        with _whole(path, _START_AGAIN):
+            if content.get("kind") != "plegate-bench" or content.get("schema") != SCHEMA:
+                found = f"{content.get('kind')} with schema {content.get('schema')}"
+                raise InputError(
+                    f"{path}: is {found}, expected plegate-bench with schema {SCHEMA}: made by another version?"
+                )
+            del content["kind"], content["schema"]
+            matrix = content.pop("matrix")
+            matrix["arms"] = tuple(arm_from(arm) for arm in matrix["arms"])
+            matrix["workloads"] = tuple(Workload(**work) for work in matrix["workloads"])
+            matrix["states"], matrix["depths"] = tuple(matrix["states"]), tuple(matrix["depths"])
+            content["matrix"] = Matrix(**matrix)
+        return RunPlan(**content)
 
     def path(self, cell: Cell) -> Path:
         """Where a cell's result belongs."""
@@ -141,10 +176,21 @@ class Store:
             path.unlink(missing_ok=True)
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path, remedy: str) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read as JSON: {error}; {remedy}") from None
+
+
+@contextmanager
+def _whole(path: Path, remedy: str) -> Iterator[None]:
+    """Whatever is missing or of another kind in a file. Raises: InputError naming it, and what to do."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(
-            f"{path}: cannot be read as JSON: {error}; remove the file and use --resume to measure it again"
+            f"{path}: is not as `plegate bench` writes it ({type(error).__name__}: {error}); {remedy}"
         ) from None

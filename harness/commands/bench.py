@@ -111,7 +111,7 @@ def bench(
         store.create(plan)
     folder = cache_folder(cache_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with showing() as tell:
+    with store.alone(), showing() as tell:
         results = Runner(store, plan, model, folder, tell).run()
     summaries = summarise(results)
     found = caveats(results, summaries)

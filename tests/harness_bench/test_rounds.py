@@ -110,4 +110,4 @@ def test_proof_after_a_round_is_not_timed(table_file: Path, tmp_path: Path) -> N
     assert code == 0, output
     assert len(kept) == 1
     assert kept[0]["stats"]["rounds"] == 8
-    assert kept[0]["stats"]["median"] < SLOW_CHECK_S  # twenty warm gathers take some milliseconds
+    assert kept[0]["stats"]["min"] < SLOW_CHECK_S  # with the check in it, no round could be shorter
