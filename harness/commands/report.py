@@ -36,7 +36,7 @@ def report(
     from reference.errors import InputError
 
     store, page = Store(folder), out or folder / "report.html"
-    check_outputs({"--out": page, "--json": json_file}, store.kept)
+    check_outputs({"--out": page, "--json": json_file}, store.kept, made=folder)
     results = store.read()
     names = [arm.name for arm in results.plan.matrix.arms]
     if baseline is not None and baseline not in names:
