@@ -23,7 +23,7 @@ from fast.settings import EngineSettings
 from harness.cli import app
 from harness.fitted_table import Column, print_fitted
 from harness.gate import compare, whole_table
-from harness.gate.table import random_rows
+from harness.gate.batches import random_rows
 from harness.prompts import read_token_file
 from reference.errors import InputError
 from reference.gguf_file import open_gguf

@@ -24,7 +24,8 @@ def rows(
             "--against",
             metavar="FILE",
             help="What is right comes from FILE, the original of MODEL or another copy. Left out: from MODEL itself, "
-            "by plain positional reads.",
+            "by plain positional reads. With FILE, both tables are also compared whole, from the first byte to the "
+            "last.",
         ),
     ] = None,
     count: Annotated[
@@ -70,7 +71,8 @@ def rows(
     from harness.cases.case import parse_modes
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
-    from harness.gate.table import choose_batches, judge_rows
+    from harness.gate.batches import choose_batches
+    from harness.gate.table import judge_rows
     from reference.gguf_file import open_gguf
 
     sources = parse_modes(mode or [])

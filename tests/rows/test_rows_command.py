@@ -24,7 +24,8 @@ from harness.cases.case import ModeSource, parse_modes
 from harness.commands.advise import advise
 from harness.commands.rows import rows
 from harness.gate import table as rows_gate
-from harness.gate.table import choose_batches, judge_rows, random_rows
+from harness.gate.batches import choose_batches, random_rows
+from harness.gate.table import judge_rows
 from reference.gguf_file import open_gguf
 from tests.conftest import larger_fixture
 
