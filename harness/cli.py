@@ -6,10 +6,12 @@ Command modules import jax, matplotlib and tokenizers where they use them, so th
 
 from __future__ import annotations
 
+import _thread
 import io
 import os
 import select
 import sys
+import threading
 import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -32,6 +34,7 @@ from harness.commands.trend import trend
 from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, EXIT_INTERRUPTED, EXIT_PIPE, CannotRun
 from reference.errors import InputError
 
+_INTERRUPTED = "stopped; results are written whole or not at all"
 _PATH_IS_WRONG = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -48,8 +51,8 @@ class _ExitCodes(TyperGroup):
             raise _stop("error", str(error), EXIT_BAD_INPUT) from None
         except CannotRun as error:
             raise _stop("cannot run", str(error), EXIT_CANNOT_RUN) from None
-        except KeyboardInterrupt:
-            raise _stop("interrupted", "stopped; results are written whole or not at all", EXIT_INTERRUPTED) from None
+        except KeyboardInterrupt as error:
+            raise typer.Exit(EXIT_INTERRUPTED) from error  # typer does the same while it parses, so `main` says it
         except MemoryError as error:
             found = f": {error}" if str(error) else ""
             raise _stop("cannot run", f"this machine has too little free memory{found}", EXIT_CANNOT_RUN) from None
@@ -115,6 +118,7 @@ app.add_typer(golden_app, name="golden")
 
 def main() -> None:
     """The `plegate` command in a process of its own."""
+    sys.unraisablehook = _unraisable
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal or a path's bytes cannot show stops nothing
             stream.reconfigure(errors="backslashreplace")
@@ -123,9 +127,20 @@ def main() -> None:
     except SystemExit as stop:
         # rich and typer both end with 1 when nobody reads what they print.
         unread = isinstance(stop.__context__, BrokenPipeError)
-        _end(EXIT_PIPE if unread else stop.code if isinstance(stop.code, int) else 0)
+        code = EXIT_PIPE if unread else stop.code if isinstance(stop.code, int) else 0
+        if code == EXIT_INTERRUPTED:
+            _stop("interrupted", _INTERRUPTED, code)
+        _end(code)
     except KeyboardInterrupt:  # before there was a command
-        _end(_stop("interrupted", "stopped while starting", EXIT_INTERRUPTED).exit_code)
+        _end(_stop("interrupted", _INTERRUPTED, EXIT_INTERRUPTED).exit_code)
+
+
+def _unraisable(unraisable: Any) -> None:
+    """A Ctrl-C that hits a callback of the garbage collector (JAX has one) is dropped by Python: it comes once more."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _end(code: int) -> NoReturn:

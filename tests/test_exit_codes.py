@@ -125,6 +125,20 @@ def test_interrupt_while_loading_is_no_traceback(wait_s: float) -> None:
     assert (code, errors.count("\n"), "plegate: interrupted: " in errors) == (130, 1, True), errors
 
 
+def test_interrupt_that_python_drops_comes_again() -> None:
+    """Ctrl-C inside a destructor or a callback of the garbage collector is ignored by Python, with a traceback."""
+    child = (
+        "import sys, time, harness.cli, harness.inspection\n"
+        "class Dropping:\n    def __del__(self): raise KeyboardInterrupt\n"
+        "def describe(file):\n    Dropping()\n    time.sleep(60)\n"
+        "harness.inspection.describe = describe\n"
+        "harness.cli.main()\n"
+    )
+    command = [sys.executable, "-c", child, "inspect", str(TINY_QUANT)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=50, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (130, 1), done.stderr
+
+
 def test_interrupt_that_is_ignored_stays_ignored() -> None:
     """`nohup`, and what a script starts with `&`."""
     command = [*PLEGATE, "gate", "--list-modes"]
