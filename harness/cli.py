@@ -6,10 +6,10 @@ Command modules import jax, matplotlib and tokenizers where they use them, so th
 
 from __future__ import annotations
 
-import _thread
 import io
 import os
 import select
+import signal
 import sys
 import threading
 import traceback
@@ -138,7 +138,7 @@ def main() -> None:
 def _unraisable(unraisable: Any) -> None:
     """A Ctrl-C that hits a callback of the garbage collector (JAX has one) is dropped by Python: it comes once more."""
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
-        threading.Timer(0.05, _thread.interrupt_main).start()
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(unraisable)
 

@@ -130,7 +130,7 @@ def test_interrupt_that_python_drops_comes_again() -> None:
     child = (
         "import sys, time, harness.cli, harness.inspection\n"
         "class Dropping:\n    def __del__(self): raise KeyboardInterrupt\n"
-        "def describe(file):\n    Dropping()\n    time.sleep(60)\n"
+        "def describe(file):\n    Dropping()\n    time.sleep(20)\n"
         "harness.inspection.describe = describe\n"
         "harness.cli.main()\n"
     )
