@@ -158,7 +158,9 @@ def read_token_file(path: str | Path) -> list[list[int]]:
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte-order mark
     except OSError as error:
-        raise InputError(f"{path}: cannot read the token file: {error.strerror}") from error
+        raise InputError(
+            f"{path}: cannot read the token file: {error.strerror}; check the path and its permissions"
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path}: byte {error.start} is no UTF-8; expected token ids as text: [1, 2, 3] or 1 2 3"
@@ -174,6 +176,14 @@ def read_token_file(path: str | Path) -> list[list[int]]:
     if content and all(isinstance(item, list) for item in content):
         return [_numbers(path, f"prompt {place}: ", item) for place, item in enumerate(content)]
     return [_numbers(path, "", content)]
+
+
+def read_one_prompt(path: str | Path) -> list[int]:
+    """The one prompt of a file of token ids. Raises: InputError as `read_token_file`, and for several prompts."""
+    prompts = read_token_file(path)
+    if len(prompts) != 1:
+        raise InputError(f"{path}: found {len(prompts)} lists of ids, expected one: give one file for each prompt")
+    return prompts[0]
 
 
 def _number_or_text(word: str) -> int | str:

@@ -15,6 +15,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFValueType as Type
 
+from reference.errors import InputError
 from tests import gguf_edit
 from tests.conftest import FIXTURES
 from tests.gguf_edit import Keys, Tensors
@@ -203,7 +204,7 @@ try:
 except SystemExit:
     pass
 if os.geteuid() == 0:
-    os.seteuid(65534)  # root may read everything
+    os.setresuid(65534, 65534, 65534)  # root may read everything
 harness.cli.app(sys.argv[1:])
 """
 
@@ -224,3 +225,78 @@ def test_model_without_permission_is_refused() -> None:
         )
     assert result.returncode == 2, result.stderr
     assert "locked.gguf: no permission to read it: run `chmod +r` on it" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["gate", "run", "bench", "speed", "golden check", "golden record"])
+def test_cache_folder_that_is_none_is_refused(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    arguments = {"run": ["--prompt", "x"], "bench": [str(TINY)], "golden record": ["tiny"]}.get(command, [])
+    for folder in ("file", "file/below"):
+        given = [*command.split(), *arguments, "--cache-dir", str(tmp_path / folder)]
+        assert f"{tmp_path / folder}: {tmp_path / 'file'} is no folder" in refused(given, capfd)
+    monkeypatch.setenv("PLEGATE_CACHE_DIR", str(tmp_path / "file"))
+    assert "file is no folder" in refused([*command.split(), *arguments], capfd)
+
+
+def refused(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> str:
+    """What is said with exit code 2."""
+    from typer.testing import CliRunner
+
+    from harness.cli import app
+
+    result = CliRunner().invoke(app, arguments)
+    error = capfd.readouterr().err + result.stderr
+    assert result.exit_code == 2, error
+    return error
+
+
+@pytest.mark.parametrize("command", [["bench", "--workload", "gather:2", "--depth", "0"], ["logits"], ["run"]])
+def test_second_prompt_is_not_left_out_silently(
+    command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "two.json").write_text("[[5, 6], [7, 8]]")
+    given = [*command, str(TINY), "--tokens", str(tmp_path / "two.json")]
+    given += [] if command == ["run"] else ["--out", str(tmp_path / "out")]
+    assert "two.json: found 2 lists of ids, expected one" in refused(given, capfd)
+    assert not (tmp_path / "out").exists()
+
+
+def test_resumed_run_takes_no_other_options(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.bench.store import Store
+    from harness.commands.bench import _matrix, _plan
+
+    (tmp_path / "ids").write_text("5 6 7 8")
+    matrix = _matrix(["mmap", "prefetch"], None, ["warm"], [0], ["gather:2"], 5, True)
+    Store(tmp_path / "run").create(_plan(TINY, matrix, None, 0.5, None, False))
+    start = ["bench", str(TINY), "--out", str(tmp_path / "run"), "--resume"]
+    other = {
+        "--arm": "uring", "--baseline": "prefetch", "--state": "cold", "--depth": "1", "--workload": "gather:3",
+        "--repeats": "99", "--tokens": str(tmp_path / "ids"), "--least-unique": "0.4", "--memory-limit": "4GiB",
+    }  # fmt: skip
+    for option, value in other.items():
+        more = ["--arm", "mmap", "--arm", "prefetch"] if option == "--baseline" else []
+        error = refused([*start, *more, option, value], capfd)
+        named = {"--baseline": "--arm"}.get(option, option)
+        assert f"--resume: {named} is another than the run was started with" in error
+    for flag in ("--no-twin", "--drop-caches"):
+        assert "is another than the run was started with" in refused([*start, flag], capfd)
+
+    def reached(_: object) -> None:
+        raise InputError("goes on")
+
+    monkeypatch.setattr("harness.bench.runner.Runner.run", reached)
+    same = ["--arm", "mmap", "--arm", "prefetch", "--state", "warm", "--depth", "0", "--workload", "gather:2"]
+    for given in ([], same, [*same, "--repeats", "5", "--twin", "--least-unique", "0.5"]):
+        assert "goes on" in refused([*start, *given], capfd)
+
+
+def test_report_without_a_folder_takes_the_one_that_bench_makes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "results" / "bench").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert "results/bench: has no run.json" in refused(["report"], capfd)

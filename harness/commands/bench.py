@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.commands.options import CacheDir, JsonFile, Model
+from harness.commands.options import DEFAULT_RESULTS, CacheDir, JsonFile, Model
 
 if TYPE_CHECKING:
     from harness.bench.plan import Matrix
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 def bench(
+    context: typer.Context,
     model: Model,
     arm: Annotated[
         list[str] | None,
@@ -59,6 +61,7 @@ def bench(
         typer.Option(
             "--tokens",
             metavar="FILE",
+            readable=False,
             help="Measure this prompt (ids); left out: varied ids, other ones in each repeat.",
         ),
     ] = None,
@@ -76,7 +79,7 @@ def bench(
         bool,
         typer.Option("--drop-caches", help="As root: drop all caches of the machine where evicting the table fails."),
     ] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results go.")] = Path("results/bench"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the results go.")] = DEFAULT_RESULTS,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in DIR, with the options it was started with.")
     ] = False,
@@ -92,6 +95,7 @@ def bench(
     """
     from harness.atomic import write_json
     from harness.bench.caveats import caveats
+    from harness.bench.memory_limit import parse_size
     from harness.bench.progress import showing
     from harness.bench.runner import Runner
     from harness.bench.statistics import summarise
@@ -99,14 +103,22 @@ def bench(
     from harness.bench.summary import print_summary
     from harness.commands.outputs import check_outputs
     from harness.errors import EXIT_CANNOT_RUN
+    from harness.prompts import read_one_prompt
     from harness.synth import cache_folder
 
     store = Store(out)
     check_outputs({"--json": json_file}, [model, tokens, *store.kept], made=out)
+    matrix = _matrix(arm, baseline, state, depth, workload, repeats, twin)
     if resume:
         plan = _checked_plan(store.read(), model)
+        of_matrix = {"arm": "arms", "baseline": "arms", "state": "states", "depth": "depths", "workload": "workloads"}
+        of_matrix |= {"repeats": "repeats", "twin": "twin"}
+        asked = {name: (getattr(matrix, of), getattr(plan.matrix, of)) for name, of in of_matrix.items()}
+        asked["tokens"] = tokens and read_one_prompt(tokens), plan.tokens
+        asked["memory_limit"] = memory_limit and parse_size(memory_limit), plan.memory_limit_bytes
+        asked |= {"least_unique": (least_unique, plan.least_unique), "drop_caches": (drop_caches, plan.drop_caches)}
+        _check_same(context, asked)
     else:
-        matrix = _matrix(arm, baseline, state, depth, workload, repeats, twin)
         plan = _plan(model, matrix, tokens, least_unique, memory_limit, drop_caches)
         store.create(plan)
     folder = cache_folder(cache_dir)
@@ -122,6 +134,24 @@ def bench(
 
         write_json(json_file, as_json(results, summaries, found))
     raise typer.Exit(EXIT_CANNOT_RUN if results.invalid else 0)
+
+
+def _check_same(context: typer.Context, asked: Mapping[str, tuple[Any, Any]]) -> None:
+    """Raises: InputError for an option given with --resume that is not what the run was started with.
+
+    asked: by parameter, what the options say and what the run has.
+    """
+    from reference.errors import InputError
+
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in asked and source is not None and source.name == "COMMANDLINE":
+            given, started = asked[option.name]
+            if given != started:
+                raise InputError(
+                    f"--resume: {option.opts[0]} is another than the run was started with, which goes on unchanged: "
+                    "leave the option out, or start another run with --out"
+                )
 
 
 def _matrix(
@@ -161,7 +191,7 @@ def _plan(
     from harness.bench.store import RunPlan
     from harness.bench.stream import check_given
     from harness.bench.workbench import model_facts
-    from harness.prompts import read_token_file
+    from harness.prompts import read_one_prompt
     from reference.errors import InputError
 
     facts = model_facts(model, [work.kind != "gather" for work in matrix.workloads])
@@ -173,7 +203,7 @@ def _plan(
         )
     given = None
     if tokens is not None:
-        given = read_token_file(tokens)[0]
+        given = read_one_prompt(tokens)
         check_given(given, matrix.workloads, facts["vocab"], str(tokens))
     limit = None if memory_limit is None else parse_size(memory_limit)
     return RunPlan(matrix, facts, machine_facts(model), least_unique, limit, drop_caches, given)

@@ -14,7 +14,10 @@ from harness.engine_names import EngineName
 def logits(
     model: Model,
     tokens: Annotated[
-        Path, typer.Option("--tokens", metavar="FILE", help="Token ids: a JSON list, or ids with white space between.")
+        Path,
+        typer.Option(
+            "--tokens", metavar="FILE", readable=False, help="Token ids: a JSON list, or ids with white space between."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE.npz", help="Where to write, whole or not at all.")],
     engine: Annotated[EngineName, typer.Option(help="Which implementation computes.")] = EngineName.fast,
@@ -41,14 +44,10 @@ def logits(
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
     from harness.engine import open_engine
-    from harness.prompts import read_token_file
-    from reference.errors import InputError
+    from harness.prompts import read_one_prompt
 
     check_outputs({"--out": out}, [model, tokens])
-    prompts = read_token_file(tokens)
-    if len(prompts) != 1:
-        raise InputError(f"{tokens}: found {len(prompts)} lists of ids, expected one: give one file for each prompt")
-    prompt = prompts[0]
+    prompt = read_one_prompt(tokens)
     with (
         stages() as stage,
         open_engine(model, engine.value, mode, room=len(prompt) + generate, chunk=chunk) as opened,

@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import JsonFile
+from harness.commands.options import DEFAULT_RESULTS, JsonFile
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that `plegate bench --out DIR` made.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder that `plegate bench --out DIR` made.")
+    ] = DEFAULT_RESULTS,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Where the page goes. Left out: DIR/report.html.")
     ] = None,

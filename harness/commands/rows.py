@@ -23,6 +23,7 @@ def rows(
         typer.Option(
             "--against",
             metavar="FILE",
+            readable=False,
             help="What is right comes from FILE, the original of MODEL or another copy. Left out: from MODEL itself, "
             "by plain positional reads. With FILE, both tables are also compared whole, from the first byte to the "
             "last.",

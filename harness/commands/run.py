@@ -21,7 +21,9 @@ def run(
     prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="The text to continue.")] = None,
     tokens: Annotated[
         Path | None,
-        typer.Option("--tokens", metavar="FILE", help="A prompt as ids: a JSON list, or white space between."),
+        typer.Option(
+            "--tokens", metavar="FILE", readable=False, help="A prompt as ids: a JSON list, or white space between."
+        ),
     ] = None,
     generate: Annotated[
         int, typer.Option("--generate", "-n", min=1, metavar="N", help="Tokens to generate at most.")
@@ -55,7 +57,7 @@ def run(
     from fast.settings import EngineSettings
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
-    from harness.prompts import check_context, check_ids, encode
+    from harness.prompts import check_context, check_ids, encode, read_one_prompt
     from harness.synth import cache_folder, ensure_model
     from reference.config import config_from
     from reference.errors import InputError
@@ -68,7 +70,7 @@ def run(
         with stages() as say:
             say("opening the model")
             file = stack.enter_context(open_gguf(model or ensure_model("nano", cache_dir, say)))
-            ids = encode(file, prompt) if prompt is not None else _single_prompt(tokens)
+            ids = encode(file, prompt) if prompt is not None else read_one_prompt(tokens)  # type: ignore[arg-type]
             config = config_from(file)
             check_ids(ids, config.vocab, str(tokens or "the prompt"))
             needed = context or len(ids) + generate
@@ -100,17 +102,6 @@ def run(
             from harness.atomic import write_json
 
             write_json(json_file, {"prompt": ids, "tokens": chosen, "timings": engine.timings.as_dict()})
-
-
-def _single_prompt(tokens: Path | None) -> list[int]:
-    from harness.prompts import read_token_file
-    from reference.errors import InputError
-
-    assert tokens is not None
-    prompts = read_token_file(tokens)
-    if len(prompts) != 1:
-        raise InputError(f"{tokens}: found {len(prompts)} lists of ids, expected one prompt")
-    return prompts[0]
 
 
 def _round(positions: int) -> int:
