@@ -105,8 +105,7 @@ def promote(
     from harness.cases.registry import case_by_id
     from harness.goldens.promote import promote as move
 
-    case_by_id(case)
-    print(f"{move(case, reason, candidates)}: promoted; commit it")
+    print(f"{move(case, reason, candidates, registered=case_by_id(case))}: promoted; commit it")
 
 
 @golden_app.command()

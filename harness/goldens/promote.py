@@ -7,16 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.atomic import write_text
+from harness.cases.case import Case
 from harness.goldens.record import MARGIN_FACTOR, Golden, dumps
 from harness.goldens.store import CHECKOUT, candidate_path, how_to_make, read_golden
 from reference.errors import InputError
 
 
-def promote(case: str, reason: str, candidates: Path | None = None, checkout: Path = CHECKOUT) -> Path:
+def promote(
+    case: str, reason: str, candidates: Path | None = None, checkout: Path = CHECKOUT, registered: Case | None = None
+) -> Path:
     """Move the candidate of a case into the goldens; the candidate stays where it is.
 
-    Raises: InputError without a reason, without a candidate, on a tree with uncommitted changes, or for a margin below
-    ten times the stated numeric error of logits.
+    Raises: InputError without a reason, without a candidate, on a tree with uncommitted changes, for a margin below
+    ten times the stated numeric error of logits, or for a candidate that does not answer the registered case.
     """
     if not reason.strip():
         raise InputError(
@@ -26,12 +29,31 @@ def promote(case: str, reason: str, candidates: Path | None = None, checkout: Pa
     candidate = read_golden(case, source.parent)
     if candidate is None:
         raise InputError(f"{source}: no such candidate; {how_to_make(case)}")
+    if registered is not None:
+        check_answers(candidate, registered, str(source))
     check_margins(candidate, str(source))
     check_clean(checkout)
     target = checkout / "goldens" / f"{case}.json"
     target.parent.mkdir(exist_ok=True)
     write_text(target, dumps(replace(candidate, reason=reason.strip())))
     return target
+
+
+def check_answers(golden: Golden, case: Case, place: str) -> None:
+    """Raises: InputError where the golden is of other prompts, or lacks tokens or margins."""
+    if [(prompt.name, prompt.ids) for prompt in golden.prompts] != [
+        (prompt.name, prompt.ids) for prompt in case.prompts
+    ]:
+        raise InputError(
+            f"{place}: has prompts {', '.join(prompt.name for prompt in golden.prompts) or 'none'}; expected the ids of "
+            f"{', '.join(prompt.name for prompt in case.prompts)} as registered; {how_to_make(case.id)}"
+        )
+    for prompt in golden.prompts:
+        if not len(prompt.generated) == len(prompt.margins) == case.generate:
+            raise InputError(
+                f"{place}: prompt {prompt.name} has {len(prompt.generated)} tokens and {len(prompt.margins)} margins, "
+                f"expected {case.generate} of each; {how_to_make(case.id)}"
+            )
 
 
 def check_margins(golden: Golden, place: str) -> None:

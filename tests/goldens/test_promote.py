@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from harness.cases.registry import case_by_id
 from harness.commands.golden import golden_app
 from harness.goldens.promote import promote
 from harness.goldens.record import dumps
@@ -47,6 +49,25 @@ def test_promote_moves_candidate_with_its_reason(checkout: Path, candidates: Pat
     assert moved.reason == "first answer"
     assert moved.prompts == golden().prompts
     assert (candidates / "tiny.json").exists()
+
+
+def test_promote_wants_answers_to_the_registered_case(checkout: Path, tmp_path: Path) -> None:
+    case, good = case_by_id("tiny"), read_golden("tiny")
+    assert good is not None
+    first, *rest = good.prompts
+    bad = {
+        "prompts none": replace(good, prompts=()),
+        "as registered": replace(good, prompts=(replace(first, ids=(*first.ids, 5)), *rest)),
+        "has 31 tokens": replace(good, prompts=(replace(first, generated=first.generated[:-1]), *rest)),
+        "and 31 margins": replace(good, prompts=(replace(first, margins=first.margins[:-1]), *rest)),
+    }
+    for words, candidate in bad.items():
+        (tmp_path / "tiny.json").write_text(dumps(candidate))
+        with pytest.raises(InputError, match=words):
+            promote("tiny", "a reason", tmp_path, checkout, case)
+    assert list((checkout / "goldens").iterdir()) == []
+    (tmp_path / "tiny.json").write_text(dumps(good))
+    assert promote("tiny", "a reason", tmp_path, checkout, case).exists()
 
 
 @pytest.mark.parametrize("reason", ["", "  "])
