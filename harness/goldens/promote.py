@@ -41,12 +41,11 @@ def promote(
 
 def check_answers(golden: Golden, case: Case, place: str) -> None:
     """Raises: InputError where the golden is of other prompts, or lacks tokens or margins."""
-    if [(prompt.name, prompt.ids) for prompt in golden.prompts] != [
-        (prompt.name, prompt.ids) for prompt in case.prompts
-    ]:
+    found, expected = ({prompt.name: prompt.ids for prompt in of.prompts} for of in (golden, case))
+    if list(found.items()) != list(expected.items()):
         raise InputError(
-            f"{place}: has prompts {', '.join(prompt.name for prompt in golden.prompts) or 'none'}; expected the ids of "
-            f"{', '.join(prompt.name for prompt in case.prompts)} as registered; {how_to_make(case.id)}"
+            f"{place}: has prompts {', '.join(found) or 'none'}; expected {', '.join(expected)} with their ids as "
+            f"registered; {how_to_make(case.id)}"
         )
     for prompt in golden.prompts:
         if not len(prompt.generated) == len(prompt.margins) == case.generate:
