@@ -52,12 +52,14 @@ def trend(
     or the machine was busy.
     """
     from harness.atomic import write_text
+    from harness.commands.outputs import check_outputs
     from harness.errors import CannotRun
     from harness.trend.compare import compare
     from harness.trend.page import render
     from harness.trend.runs import accept, add_run, history, keys, read_run
     from harness.trend.text import headline, markdown, notes
 
+    check_outputs({"--markdown": markdown_file, "--html": html_file}, [folder, add, against])
     if add is not None:
         kept = add_run(folder, add)
         typer.echo(f"kept as {kept}")
