@@ -35,6 +35,7 @@ from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, EXIT_INTERRUPTED, EX
 from reference.errors import InputError
 
 _INTERRUPTED = "stopped; results are written whole or not at all"
+_LOADED_WHOLE = ("jax", "jaxlib")  # nothing is half written while these are loaded
 _PATH_IS_WRONG = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -122,6 +123,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal or a path's bytes cannot show stops nothing
             stream.reconfigure(errors="backslashreplace")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         app()
     except SystemExit as stop:
@@ -133,6 +136,14 @@ def main() -> None:
         _end(code)
     except KeyboardInterrupt:  # before there was a command
         _end(_stop("interrupted", _INTERRUPTED, EXIT_INTERRUPTED).exit_code)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """Ctrl-C: KeyboardInterrupt, but not into jaxlib while it is loaded, which takes that badly (SIGSEGV)."""
+    if any(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False) for name in _LOADED_WHOLE):
+        os.write(2, f"plegate: interrupted: {_INTERRUPTED}\n".encode())
+        os._exit(EXIT_INTERRUPTED)
+    signal.default_int_handler(number, frame)
 
 
 def _unraisable(unraisable: Any) -> None:
