@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ _HOOK = install_import_hook(_MODEL_CODE, "beartype.beartype")
 
 FIXTURES = Path(__file__).parent / "fixtures"
 LARGER_FIXTURES = Path(__file__).parents[2] / "shared" / "fixtures"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what runs in its background with Ctrl-C ignored, and so would everything that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "gate", derandomize=True, deadline=None, max_examples=50, suppress_health_check=list(HealthCheck)
