@@ -16,7 +16,7 @@ import pytest
 
 from fast.rows import MODES
 from harness.bench.cells import COLD, STATES, WARM, Cell, Workload
-from harness.bench.protocol import PAST_THE_CACHE
+from harness.bench.protocol import OWN_MEMORY, PAST_THE_CACHE
 from harness.trend.runs import PROBE
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,12 @@ GATHER, PREFILL, DECODE = Workload("gather", 512), Workload("prefill", 256), Wor
 MODEL_MODES = ("prefetch", "mmap-random", "auto")
 ROUNDS = {"gather": 8, "prefill": 4, "decode": 4}  # in each pass, see harness.trend.compare.SIGNIFICANCE
 WARM_GATHERS = 20  # in one round: a single one takes less than a millisecond
-CELLS = [Cell(mode, state, 0, GATHER, 0) for mode in MODES for state in STATES]
+CELLS = [
+    Cell(mode, state, 0, GATHER, 0)
+    for mode in MODES
+    for state in STATES
+    if state == WARM or mode not in OWN_MEMORY  # what holds the table in its own memory is never cold
+]
 CELLS += [
     Cell(mode, state, depth, workload, 0)
     for workload in (PREFILL, DECODE)
