@@ -1,8 +1,8 @@
 """What became slower: by factor and by significance, against the earlier runs of the same machine.
 
-The probes, fixed tasks without any code of this project, say how fast the machine was; nothing is taken out of a run
-because of what its own cells did. A cell that was slower is not compared with later: it stays slower until it is as
-fast as before, or until somebody accepts it (`plegate trend --accept`).
+The probes, fixed tasks without any code of this project, say how fast the machine was, and excuse what they explain;
+nothing is taken out of a run because of what its own cells did. A cell that was slower is not compared with later: it
+stays slower until it is as fast as before, or until somebody accepts it (`plegate trend --accept`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.trend.runs import BenchRun, Measured
 
 FACTOR = 1.25  # smaller changes of one cell are not reported: two runs of the same code differ by up to 1.2
 WHOLE_FACTOR = 1.15  # of the middle of all cells, which differs by less than 1.05
-STEADY = 1.10  # probes of one machine differ by this much without a reason
+STEADY = 1.10  # a probe that moved by more is told
 SIGNIFICANCE = 0.02  # four times against four reach 1/70; the factor is what keeps chance out
 BUSY_CORES = 0.5  # a run beside which others kept more than this busy says nothing about the code
 EARLIER_RUNS = 5  # how many of the earlier runs a new one is compared with
@@ -32,7 +32,7 @@ FEWEST_FOR_WHOLE = 8  # cells from which it can be told that a whole run is slow
 class Change:
     """A cell in the new run against the earlier ones. Units: seconds; factor above 1 is slower.
 
-    factor: with what the probes say of the machine taken out. limit: the factor to be exceeded here, from how much the
+    factor: with what the probes excuse taken out. limit: the factor to be exceeded here, from how much the
     earlier runs differ among themselves in this cell, and the quieter cells of the new one from them. p: of Mann and
     Whitney's test on the undisturbed times, None within the limit.
     """
@@ -133,30 +133,31 @@ def _judge(new: BenchRun, earlier: Sequence[BenchRun], good: dict[str, list[Benc
     machine = _Machine(recent)
     verdict.probes = {cell.info["mode"]: machine.ratio(new, [cell.name]) for cell in new.cells.values() if cell.probe}
     own = [cell for cell in new.cells.values() if not cell.probe and good.get(cell.name)]
-    before = {cell.name: [machine.corrected(run, cell.name) for run in good[cell.name][-EARLIER_RUNS:]] for cell in own}
-    now = {cell.name: machine.corrected(new, cell.name) for cell in own}
-    factors = {name: median(times) / median(median(old) for old in before[name]) for name, times in now.items()}
+    before = {cell.name: [run.cells[cell.name].undisturbed for run in good[cell.name][-EARLIER_RUNS:]] for cell in own}
+    factors = {cell.name: machine.excused(cell, cell.value / _usual(before[cell.name]), new) for cell in own}
     if len(own) >= FEWEST_FOR_WHOLE:
         verdict.whole = median(factors.values())
         away = sorted(abs(log(factor)) for factor in factors.values())
         verdict.scatter = LOW_QUARTER_TO_SIGMA * away[len(away) // 4]
     least = max(FACTOR, exp(3 * verdict.scatter))
-    verdict.changes = [_change(cell, now[cell.name], before[cell.name], factors[cell.name], least) for cell in own]
+    verdict.changes = [_change(cell, before[cell.name], factors[cell.name], least) for cell in own]
     return verdict
 
 
-def _change(
-    cell: Measured, now: Sequence[float], before: Sequence[Sequence[float]], factor: float, least: float
-) -> Change:
+def _usual(before: Sequence[Sequence[float]]) -> float:
+    return median(median(times) for times in before)
+
+
+def _change(cell: Measured, before: Sequence[Sequence[float]], factor: float, least: float) -> Change:
     from scipy.stats import mannwhitneyu
 
-    values = [median(times) for times in before]
-    usual = median(values)
+    values, usual = [median(times) for times in before], _usual(before)
     noise = MAD_TO_SIGMA * median(abs(log(value / usual)) for value in values) if len(values) > 2 else 0.0
     limit = max(least, exp(3 * noise))
     p = None
     if not 1 / limit <= factor <= limit:
         old = [time for times in before for time in times]
+        now = [time * factor * usual / cell.value for time in cell.undisturbed]
         p = float(mannwhitneyu(now, old, alternative="greater" if factor > 1 else "less").pvalue)
     return Change(cell, usual, cell.value, factor, limit, p)
 
@@ -180,14 +181,12 @@ class _Machine:
         ]
         return median(ratios) if ratios else 1.0
 
-    def corrected(self, run: BenchRun, name: str) -> list[float]:
-        """The undisturbed times of a cell, as they would be on the machine as it usually is.
+    def excused(self, cell: Measured, factor: float, run: BenchRun) -> float:
+        """What is left of a factor when the machine was slower, or faster, too: a probe excuses, it never accuses.
 
-        Rows read cold depend on the device, all else on the processor and its memory.
+        Rows read cold depend on the device, all else on the processor and its memory. A probe alone moves by a fifth
+        now and then: taken out in full it would make cells that are as before look changed.
         """
-        cell = run.cells[name]
         device = cell.info["state"] == COLD and str(cell.info["workload"]).startswith("gather")
         ratio = self.ratio(run, [probe for probe, state in self._state.items() if (state == COLD) == device])
-        if 1 / STEADY <= ratio <= STEADY:
-            ratio = 1.0
-        return [time / ratio for time in cell.undisturbed]
+        return max(1.0, factor / max(1.0, ratio)) if factor > 1 else min(1.0, factor / min(1.0, ratio))

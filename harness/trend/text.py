@@ -37,7 +37,7 @@ def notes(verdict: Verdict) -> list[str]:
         told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in moved.items())
         lines.append(
             f"The machine itself was not as usual (probes, which run none of our code, took so many times as long: "
-            f"{told}); this is taken out of the factors."
+            f"{told}); what that explains is taken out of the factors."
         )
     if (least := exp(3 * verdict.scatter)) > FACTOR:
         lines.append(f"Cells differ much in this run: factors below {least:.2f} are not reported.")
