@@ -1,8 +1,8 @@
 """What became slower: by factor and by significance, against the earlier runs of the same machine.
 
 The probes, fixed tasks without any code of this project, say how fast the machine was, and excuse what they explain;
-nothing is taken out of a run because of what its own cells did. A cell that was slower is not compared with later: it
-stays slower until it is as fast as before, or until somebody accepts it (`plegate trend --accept`).
+nothing is taken out of a run because of what its own cells did. What was slower, a cell or a whole run, is not
+compared with later, and what was there once is missed: until it is as before, or somebody accepts it (`--accept`).
 """
 
 from __future__ import annotations
@@ -116,8 +116,10 @@ def compare(new: BenchRun, earlier: Sequence[BenchRun], busy_too: bool = False) 
     since = quiet[accepted:]  # what was accepted is what later runs are measured by
     good: dict[str, list[BenchRun]] = {}
     for place, run in enumerate(since):
-        slower = {change.cell.name for change in _judge(run, since[:place], good).slower} if place else set()
-        for name in run.cells.keys() - slower:
+        judged = _judge(run, since[:place], good)
+        if judged.everything_slower:
+            continue
+        for name in run.cells.keys() - {change.cell.name for change in judged.slower}:
             good.setdefault(name, []).append(run)
     verdict = _judge(new, since, good)
     verdict.busy = [run for run in earlier if run not in quiet]
@@ -128,7 +130,7 @@ def _judge(new: BenchRun, earlier: Sequence[BenchRun], good: dict[str, list[Benc
     """good: for every cell the earlier runs in which it was not slower, oldest first."""
     recent = list(earlier[-EARLIER_RUNS:])
     verdict = Verdict(new, recent)
-    known = {name for run in recent for name in run.cells}
+    known = {name for run in earlier for name in run.cells}
     verdict.missing, verdict.added = sorted(known - new.cells.keys()), sorted(new.cells.keys() - known)
     machine = _Machine(recent)
     verdict.probes = {cell.info["mode"]: machine.ratio(new, [cell.name]) for cell in new.cells.values() if cell.probe}

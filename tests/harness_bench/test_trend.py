@@ -133,6 +133,24 @@ def test_regression_stays_reported_until_it_is_mended(tmp_path: Path) -> None:
     assert not compare(read_run(file_of(tmp_path / "mended.json", 20)), runs).regressed
 
 
+def test_whole_run_that_was_slower_is_not_compared_with(tmp_path: Path) -> None:
+    """Each cell alone is within its limit: only the middle of all of them shows it, in every later run too."""
+    runs = [read_run(file_of(tmp_path / f"{i}.json", i)) for i in range(2)]
+    for number in range(2, 10):
+        runs.append(read_run(file_of(tmp_path / f"{number}.json", number, whole=1.19)))
+        verdict = compare(runs[-1], runs[:-1])
+        assert not verdict.slower, number
+        assert verdict.everything_slower, number
+
+
+def test_missing_cell_is_missed_in_every_later_run(tmp_path: Path) -> None:
+    name = "auto-warm-prefill512-d4096"
+    runs = [read_run(file_of(tmp_path / "0.json", 0))]
+    for number in range(1, 9):
+        runs.append(read_run(file_of(tmp_path / f"{number}.json", number, left_out=(name,))))
+        assert compare(runs[-1], runs[:-1]).missing == [name], number
+
+
 def test_hiccup_does_not_hide_a_later_regression(tmp_path: Path) -> None:
     cell = "uring-cold-prefill512-d0"
     factors = (1.0, 1.6, 1.0, 1.5)
