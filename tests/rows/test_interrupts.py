@@ -146,8 +146,20 @@ def test_a_broken_kernel_aio_context_makes_room_for_another() -> None:
     taken[0].close()
 
 
-def test_readers_work_in_a_forked_child(table: Table) -> None:
+def _run_apart(script: str, table: Table) -> None:
     """In a process of its own: the test process has threads of other libraries that a fork would upset."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, pickle.dumps(table).hex()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_readers_work_in_a_forked_child(table: Table) -> None:
     script = (
         "import os, sys, pickle, numpy as np\n"
         "from fast.rows import MODES, RowSettings, open_rows\n"
@@ -164,15 +176,7 @@ def test_readers_work_in_a_forked_child(table: Table) -> None:
         "if child == 0: os._exit(len(wrong))\n"
         "assert not wrong and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, pickle.dumps(table).hex()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    _run_apart(script, table)
 
 
 @pytest.mark.parametrize("what", ["gather(ids)", "preload(ids)", "trim()", "close()"])
@@ -201,12 +205,4 @@ def test_a_child_forked_while_another_thread_reads_does_not_wait_for_it(table: T
         "end.set()\n"
         "sys.exit(ended != (child, 0))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, pickle.dumps(table).hex()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    _run_apart(script, table)
