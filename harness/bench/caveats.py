@@ -84,8 +84,7 @@ def _noise(results: Results, summaries: Sequence[GroupSummary]) -> Iterator[Cave
         yield Caveat(
             "noisy-control",
             f"in {len(noisy)} of {len(summaries)} groups the baseline differs from itself by more than {NOISY:.2f}x, "
-            "most in "
-            f"{summary.group.title}: {worst:.2f}x; smaller differences there are not claimed",
+            f"most in {summary.group.title}: {worst:.2f}x; smaller differences there are not claimed",
         )
     biased = [s for s in summaries if s.twin_ratio is not None and s.twin_ratio.excludes_one]
     if biased:
@@ -104,9 +103,8 @@ def _uniqueness(results: Results, summaries: Sequence[GroupSummary]) -> Iterator
         yield Caveat(
             "repeated-rows",
             f"in {len(few)} of {len(summaries)} groups the rows repeat, most in {worst.group.title}: "
-            f"{worst.unique_ratio:.1%} are "
-            f"different ones, expected at least {least:.0%}; repeated rows hide what reading costs, nothing is "
-            "claimed there",
+            f"{worst.unique_ratio:.1%} are different ones, expected at least {least:.0%}; repeated rows hide what "
+            "reading costs, nothing is claimed there",
         )
 
 
@@ -142,8 +140,7 @@ def _extent(results: Results) -> Iterator[Caveat]:
         yield Caveat(
             "small-table",
             f"one workload touches up to {max(shares):.0%} of the table's pages: reading too much finds rows by "
-            "chance here; "
-            "use a larger table",
+            "chance here; use a larger table",
         )
     problems = {c["limit"]["problem"] for c in results.valid.values() if c.get("limit") and c["limit"]["problem"]}
     if problems:

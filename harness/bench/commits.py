@@ -30,16 +30,8 @@ def resolve(arm: Arm, root: Path = ROOT) -> Arm:
     """The arm with its commit's full id. Raises: InputError when there is no such commit, or this is no checkout."""
     if arm.commit is None:
         return arm
-    command = [
-        "git",
-        "-C",
-        str(root),
-        "rev-parse",
-        "--verify",
-        "--quiet",
-        "--end-of-options",
-        f"{arm.commit}^{{commit}}",
-    ]
+    wanted = f"{arm.commit}^{{commit}}"
+    command = ["git", "-C", str(root), "rev-parse", "--verify", "--quiet", "--end-of-options", wanted]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     except OSError as error:
@@ -76,7 +68,6 @@ def tree_of(arm: Arm, cache_dir: Path, root: Path = ROOT) -> Path:
     if not (target / "harness" / "bench" / "cell.py").exists():
         raise CannotRun(
             f"--arm {arm.name}: commit {arm.commit[:12]} is older than the benchmarks (it has no "
-            "harness/bench/cell.py), "
-            "expected one that can measure itself"
+            "harness/bench/cell.py), expected one that can measure itself"
         )
     return target

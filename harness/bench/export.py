@@ -7,16 +7,16 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.bench.caveats import Caveat
-from harness.bench.cell import SCHEMA
 from harness.bench.statistics import GroupSummary, Side, noise_of
 from harness.bench.store import Results
+
+SCHEMA = "plegate.bench/1"
 
 
 def as_json(results: Results, summaries: Sequence[GroupSummary], found: Sequence[Caveat]) -> dict[str, Any]:
     """Everything that the summary says. Units: tokens_per_s, bytes and seconds as named; ratios without unit."""
     return {
         "schema": SCHEMA,
-        "kind": "plegate-bench-summary",
         "model": results.plan.model,
         "machine": results.plan.machine,
         "caveats": [asdict(caveat) for caveat in found],

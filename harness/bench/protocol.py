@@ -85,10 +85,9 @@ def make_cold(
     if not (eviction.cold and proof.before <= residency.COLD_FRACTION):
         proof.reasons.append(
             f"eviction-failed: {proof.before:.1%} of the table's pages were still in memory after "
-            f"{eviction.attempts} attempts "
-            f"({eviction.method}), expected at most {residency.COLD_FRACTION:.0%}: does another process hold the "
-            "file mapped, "
-            "or is it on a file system in memory? As root, --drop-caches evicts harder"
+            f"{eviction.attempts} attempts ({eviction.method}), expected at most {residency.COLD_FRACTION:.0%}: does "
+            "another process hold the file mapped, or is it on a file system in memory? As root, --drop-caches evicts "
+            "harder"
         )
     return proof, reader
 
@@ -110,8 +109,7 @@ def make_warm(table: Table, ids: npt.NDArray[np.int64], kernel: Kernel) -> Proof
     if not proof.rows_before >= WARM_SHARE:
         proof.reasons.append(
             f"not-warm: only {proof.rows_before:.1%} of the rows were in memory, expected {WARM_SHARE:.0%}: is there "
-            "too little "
-            "memory, or a limit on it?"
+            "too little memory, or a limit on it?"
         )
     return proof
 
@@ -165,6 +163,5 @@ def _check_cold(proof: Proof, least_bytes: int, disk_bytes: int | None, mode: st
     elif not disk_bytes >= READ_SHARE * least_bytes:
         proof.reasons.append(
             f"warm-leak: the rows were said to be out of memory and take {least_bytes} bytes to read, but the device "
-            "read "
-            f"{disk_bytes}, expected at least {READ_SHARE:.0%}: they came from memory"
+            f"read {disk_bytes}, expected at least {READ_SHARE:.0%}: they came from memory"
         )

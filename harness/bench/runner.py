@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.atomic import write_json
 from harness.bench.cell import SCHEMA
 from harness.bench.cells import Cell, arm_as_dict, cell_as_dict
 from harness.bench.commits import tree_of
@@ -153,8 +154,6 @@ def _kept_paths() -> list[str]:
 
 def _add_wall(path: Path, wall_s: float) -> dict[str, Any] | None:
     """Put the whole time of the process, as its parent saw it, into its result."""
-    from harness.atomic import write_json
-
     try:
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

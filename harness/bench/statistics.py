@@ -18,6 +18,7 @@ from harness.bench.store import Results
 
 CONFIDENCE = 0.90
 FEWEST_FOR_CLAIM = 5  # with four ratios or fewer no rank interval of the median reaches 90%
+CHANCE = 0.03  # of comparisons of arms equal in speed and noise are claimed, at most; at five repeats half a percent
 FASTER, SLOWER, NO_DIFFERENCE, NO_CLAIM = "faster", "slower", "no difference shown", "no claim"
 
 

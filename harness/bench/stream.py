@@ -58,9 +58,8 @@ def check_given(given: Sequence[int], workloads: Sequence[Workload], vocab: int,
     if len(given) < needed:
         raise InputError(
             f"{name}: has {len(given)} tokens, expected at least the {needed} of the longest workload: nothing is "
-            "repeated "
-            "to fill it up, because repeated tokens read the same rows again; give a longer prompt or a smaller "
-            "--workload"
+            "repeated to fill it up, because repeated tokens read the same rows again; give a longer prompt or a "
+            "smaller --workload"
         )
 
 

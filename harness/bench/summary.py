@@ -1,8 +1,8 @@
-"""The summary of a run on a terminal: every number with its depth, cache state and spread, caveats first."""
+"""The summary of a run, on a terminal and as Markdown: every number with its depth, cache state and spread."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console
@@ -13,6 +13,8 @@ from harness.bench.cells import TWIN
 from harness.bench.statistics import CONFIDENCE, Comparison, GroupSummary, Side, Spread, noise_of
 from harness.bench.store import Results
 
+COLUMNS = ("depth", "arm", "tokens/s", "spread", "times baseline", "disk MB", "rows unique", "verdict")
+_IN_WORDS = ("arm", "verdict")  # all other columns are numbers
 FILE_COLUMNS = 112  # a file or a pipe has no width of its own
 ADVICE = "Quote the depth, the cache state and the spread with every number: the gain is another one elsewhere."
 
@@ -26,29 +28,51 @@ def print_summary(
         console = Console(width=max(console.width, FILE_COLUMNS))
     for caveat in found:
         console.print(f"! {caveat.name}: {caveat.text}", markup=False, highlight=False)
-    for workload in results.plan.matrix.workloads:
-        for state in results.plan.matrix.states:
-            own = [s for s in summaries if s.group.workload == workload and s.group.state == state]
-            if own:
-                console.print(_table(own, f"{workload.kind} of {workload.tokens} tokens, {state}"))
+    for title, own in panels(results, summaries):
+        console.print(_table(own, title))
     console.print(*claims(summaries), sep="\n", markup=False, highlight=False)
     console.print(ADVICE, markup=False, highlight=False)
 
 
+def panels(results: Results, summaries: Sequence[GroupSummary]) -> Iterator[tuple[str, list[GroupSummary]]]:
+    """The groups that belong into one table, over the depths, with its title: by workload and cache state."""
+    for workload in results.plan.matrix.workloads:
+        for state in results.plan.matrix.states:
+            own = [s for s in summaries if s.group.workload == workload and s.group.state == state]
+            if own:
+                yield f"{workload.kind} of {workload.tokens} tokens, {state}", own
+
+
+def markdown(results: Results, summaries: Sequence[GroupSummary], found: Sequence[Caveat], machine: str) -> str:
+    """The summary for a pull request: claims, what speaks against them, tables, and what it was measured on."""
+    lines = [f"### plegate bench: {results.plan.model['file']}", ""]
+    lines += [*(f"- **{claim}**" for claim in claims(summaries)), ""]
+    if found:
+        lines += ["What speaks against these numbers:", "", *(f"- {each.name}: {each.text}" for each in found), ""]
+    for title, own in panels(results, summaries):
+        lines += [f"{title}:", "", f"| {' | '.join(COLUMNS)} |"]
+        lines.append("".join("|---" if column in _IN_WORDS else "|--:" for column in COLUMNS) + "|")
+        lines += [f"| {' | '.join(row)} |" for summary in own for row in rows(summary)]
+        lines.append("")
+    return "\n".join([*lines, f"<sub>{machine}. {ADVICE}</sub>"]) + "\n"
+
+
 def _table(summaries: Sequence[GroupSummary], title: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("depth", justify="right", no_wrap=True)
-    table.add_column("arm", no_wrap=True)
-    for column in ("tokens/s", "spread", "times baseline", "disk MB", "rows unique"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("verdict")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in _IN_WORDS else "right", no_wrap=column != "verdict")
     for summary in summaries:
-        compared = {comparison.arm: comparison for comparison in summary.comparisons}
-        for side in summary.sides.values():
-            if not side.arm.endswith(TWIN):
-                table.add_row(*_row(summary, side, compared.get(side.arm)))
+        for row in rows(summary):
+            table.add_row(*row)
         table.add_section()
     return table
+
+
+def rows(summary: GroupSummary) -> list[tuple[str, ...]]:
+    """The cells under `COLUMNS`, a row for each arm; the baseline's second run has none, it is the noise."""
+    compared = {comparison.arm: comparison for comparison in summary.comparisons}
+    arms = [side for side in summary.sides.values() if not side.arm.endswith(TWIN)]
+    return [_row(summary, side, compared.get(side.arm)) for side in arms]
 
 
 def _row(summary: GroupSummary, side: Side, comparison: Comparison | None) -> tuple[str, ...]:

@@ -198,8 +198,7 @@ def _plan(
     if matrix.context > facts["context"]:
         raise InputError(
             f"{model}: has a context of {facts['context']} tokens, expected at least the {matrix.context} that the "
-            "deepest "
-            "cell needs: use a smaller --depth"
+            "deepest cell needs: use a smaller --depth"
         )
     given = None
     if tokens is not None:
@@ -224,8 +223,7 @@ def _checked_plan(results: Results, model: Path) -> RunPlan:
         if found != expected:
             raise InputError(
                 f"--resume: {name} is {found!r}, the run was started with {expected!r}: half a run of each compares "
-                "nothing; "
-                "start another one with --out"
+                "nothing; start another one with --out"
             )
     return results.plan
 

@@ -20,6 +20,9 @@ def report(
     baseline: Annotated[
         str | None, typer.Option(metavar="ARM", help="Compare with another arm than the run's own baseline.")
     ] = None,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the summary for a pull request too.")
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Make the page of a benchmark: speed over depth, waiting, read amplification, ratios with intervals, caveats.
@@ -33,12 +36,13 @@ def report(
     from harness.bench.export import as_json
     from harness.bench.statistics import summarise
     from harness.bench.store import Store
+    from harness.bench.summary import markdown
     from harness.commands.outputs import check_outputs
-    from harness.report.page import render
+    from harness.report.page import machine_rows, render
     from reference.errors import InputError
 
     store, page = Store(folder), out or folder / "report.html"
-    check_outputs({"--out": page, "--json": json_file}, store.kept, made=folder)
+    check_outputs({"--out": page, "--markdown": markdown_file, "--json": json_file}, store.kept, made=folder)
     results = store.read()
     names = [arm.name for arm in results.plan.matrix.arms]
     if baseline is not None and baseline not in names:
@@ -48,6 +52,9 @@ def report(
     summaries = summarise(results, baseline)
     found = caveats(results, summaries)
     write_text(page, render(results, summaries, found))
+    if markdown_file is not None:
+        machine = "; ".join(f"{name}: {value}" for name, value in machine_rows(results))
+        write_text(markdown_file, markdown(results, summaries, found, machine))
     if json_file is not None:
         write_json(json_file, as_json(results, summaries, found))
     typer.echo(f"{page}: {len(results.valid)} valid cells, {len(results.invalid)} invalid, {len(found)} caveats")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from harness.commands.options import JsonFile
+
 
 def trend(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where runs are kept, a folder per machine.")] = Path(
@@ -41,6 +43,7 @@ def trend(
     html_file: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write the page with plots over the commits.")
     ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Report what became slower since the earlier runs of this machine: by factor and by significance.
 
@@ -51,15 +54,16 @@ def trend(
     Exit codes: 0 nothing is slower, 1 something is, or is missing, 2 bad input, 3 there is nothing to compare with,
     or the machine was busy.
     """
-    from harness.atomic import write_text
+    from harness.atomic import write_json, write_text
     from harness.commands.outputs import check_outputs
     from harness.errors import CannotRun
     from harness.trend.compare import compare
+    from harness.trend.export import as_json
     from harness.trend.page import render
     from harness.trend.runs import accept, add_run, history, keys, read_run
     from harness.trend.text import headline, markdown, notes
 
-    check_outputs({"--markdown": markdown_file, "--html": html_file}, [folder, add, against])
+    check_outputs({"--markdown": markdown_file, "--html": html_file, "--json": json_file}, [folder, add, against])
     if add is not None:
         kept = add_run(folder, add)
         typer.echo(f"kept as {kept}")
@@ -86,6 +90,8 @@ def trend(
         write_text(markdown_file, markdown(verdict))
     if html_file is not None:
         write_text(html_file, render(verdict, runs))
+    if json_file is not None:
+        write_json(json_file, as_json(verdict))
     raise typer.Exit(1 if verdict.regressed else 0)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.bench.caveats import Caveat
 from harness.bench.cells import TWIN
-from harness.bench.statistics import CONFIDENCE, GroupSummary
+from harness.bench.statistics import CHANCE, CONFIDENCE, GroupSummary
 from harness.bench.store import Results
 from harness.bench.summary import ADVICE, claims, interval_text, short
 from harness.report.figures import Look, looks, swatch
@@ -29,6 +29,9 @@ def render(results: Results, summaries: Sequence[GroupSummary], found: Sequence[
         claims=claims(summaries),
         advice=ADVICE,
         confidence=f"{CONFIDENCE:.0%}",
+        chance=f"{CHANCE:.0%}",
+        chance_noisier=f"{1 - CONFIDENCE:.0%}",
+        comparisons=sum(len(summary.comparisons) for summary in summaries),
         legend=legend(look),
         sections=plots(results, summaries, look),
         ratio_rows=_ratio_rows(summaries),

@@ -3,14 +3,16 @@
 The probes, fixed tasks without any code of this project, say how fast the machine was, and excuse what they explain;
 nothing is taken out of a run because of what its own cells did. What was slower, a cell or a whole run, is not
 compared with later, and what was there once is missed: until it is as before, or somebody accepts it (`--accept`).
+A cell is compared with the last runs and with the first since then: what creeps is found by the second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log
 from statistics import median
+from typing import Self
 
 from harness.bench.cells import COLD
 from harness.errors import CannotRun
@@ -22,9 +24,8 @@ WHOLE_FACTOR = 1.15  # of the middle of all cells, which differs by less than 1.
 STEADY = 1.10  # a probe that moved by more is told
 SIGNIFICANCE = 0.02  # four times against four reach 1/70; the factor is what keeps chance out
 BUSY_CORES = 0.5  # a run beside which others kept more than this busy says nothing about the code
-EARLIER_RUNS = 5  # how many of the earlier runs a new one is compared with
+EARLIER_RUNS = 5  # how many of the first and of the last earlier runs a new one is compared with
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
-LOW_QUARTER_TO_SIGMA = 1 / 0.3186  # a quarter of a normal distribution is nearer than this to its middle
 FEWEST_FOR_WHOLE = 8  # cells from which it can be told that a whole run is slower
 
 
@@ -34,7 +35,8 @@ class Change:
 
     factor: with what the probes excuse taken out. limit: the factor to be exceeded here, from how much the
     earlier runs differ among themselves in this cell, and the quieter cells of the new one from them. p: of Mann and
-    Whitney's test on the undisturbed times, None within the limit.
+    Whitney's test on the undisturbed times, None within the limit. runs: what it was compared with.
+    crept: slower than the first runs, and not than the last.
     """
 
     cell: Measured
@@ -43,6 +45,8 @@ class Change:
     factor: float
     limit: float
     p: float | None
+    runs: tuple[BenchRun, ...] = field(repr=False)
+    crept: bool = False
 
     @property
     def slower(self) -> bool:
@@ -57,10 +61,12 @@ class Change:
 
 @dataclass
 class Verdict:
-    """A new run against earlier ones. probes: how many times as long as usual each of them took, by name.
+    """A new run against earlier ones, the oldest first; each cell says which of them it was compared with.
 
-    whole: the middle of all factors. scatter: how far factors lie apart, as a standard deviation of logarithms, from
-    the quarter of the cells that changed least. busy: earlier runs that were left out because the machine was.
+    probes: how many times as long as usual each of them took, by name.
+
+    whole: the middle of all factors. scatter: how far apart the half of the cells is that changed most alike, in
+    logarithms. busy: earlier runs that were left out because the machine was.
     """
 
     new: BenchRun
@@ -82,6 +88,11 @@ class Verdict:
     def faster(self) -> list[Change]:
         """The improvements, the best first."""
         return sorted((c for c in self.changes if c.faster), key=lambda c: c.factor)
+
+    @property
+    def least(self) -> float:
+        """The smallest factor of a single cell that is reported in this run."""
+        return max(FACTOR, exp(3 * self.scatter))
 
     @property
     def everything_slower(self) -> bool:
@@ -128,40 +139,66 @@ def compare(new: BenchRun, earlier: Sequence[BenchRun], busy_too: bool = False) 
 
 def _judge(new: BenchRun, earlier: Sequence[BenchRun], good: dict[str, list[BenchRun]]) -> Verdict:
     """good: for every cell the earlier runs in which it was not slower, oldest first."""
-    recent = list(earlier[-EARLIER_RUNS:])
-    verdict = Verdict(new, recent)
+    verdict = Verdict(new, list(earlier))
     known = {name for run in earlier for name in run.cells}
-    verdict.missing, verdict.added = sorted(known - new.cells.keys()), sorted(new.cells.keys() - known)
-    machine = _Machine(recent)
+    verdict.missing = sorted(known - new.cells.keys())
+    verdict.added = sorted(n for n, cell in new.cells.items() if n not in (known if cell.probe else good))
+    machine = _Machine(earlier[-EARLIER_RUNS:])
     verdict.probes = {cell.info["mode"]: machine.ratio(new, [cell.name]) for cell in new.cells.values() if cell.probe}
     own = [cell for cell in new.cells.values() if not cell.probe and good.get(cell.name)]
-    before = {cell.name: [run.cells[cell.name].undisturbed for run in good[cell.name][-EARLIER_RUNS:]] for cell in own}
-    factors = {cell.name: machine.excused(cell, cell.value / _usual(before[cell.name]), new) for cell in own}
+    last = [_Before.of(cell, new, good[cell.name][-EARLIER_RUNS:]) for cell in own]
+    first = [_Before.of(cell, new, good[cell.name][:EARLIER_RUNS]) for cell in own]
     if len(own) >= FEWEST_FOR_WHOLE:
-        verdict.whole = median(factors.values())
-        away = sorted(abs(log(factor)) for factor in factors.values())
-        verdict.scatter = LOW_QUARTER_TO_SIGMA * away[len(away) // 4]
-    least = max(FACTOR, exp(3 * verdict.scatter))
-    verdict.changes = [_change(cell, before[cell.name], factors[cell.name], least) for cell in own]
+        factors = [max(each.factor for each in pair) for pair in zip(last, first, strict=True)]
+        verdict.whole = median(factors)
+        verdict.scatter = _shortest_half([log(factor) for factor in factors])
+    least = verdict.least
+    for cell, *pair in zip(own, last, first, strict=True):
+        late, early = (_change(cell, before, least) for before in pair)
+        worse = max(late, early, key=lambda change: change.factor)
+        verdict.changes.append(late if late.slower else replace(early, crept=True) if early.slower else worse)
     return verdict
 
 
-def _usual(before: Sequence[Sequence[float]]) -> float:
-    return median(median(times) for times in before)
+def _shortest_half(values: Sequence[float]) -> float:
+    """The shortest distance within which half of the values lie.
+
+    Of 20 to 40 values of a normal distribution it is about a standard deviation. It is not moved by what all have in
+    common, nor by what any other half did.
+    """
+    ordered, half = sorted(values), len(values) // 2
+    return min(high - low for low, high in zip(ordered, ordered[half - 1 :], strict=False))
 
 
-def _change(cell: Measured, before: Sequence[Sequence[float]], factor: float, least: float) -> Change:
+@dataclass(frozen=True)
+class _Before:
+    """A cell in earlier runs. times: the undisturbed ones of each run. factor: the new run against them, excused."""
+
+    runs: tuple[BenchRun, ...]
+    times: list[list[float]]
+    usual_s: float
+    factor: float
+
+    @classmethod
+    def of(cls, cell: Measured, new: BenchRun, runs: Sequence[BenchRun]) -> Self:
+        times = [run.cells[cell.name].undisturbed for run in runs]
+        usual_s = median(median(each) for each in times)
+        return cls(tuple(runs), times, usual_s, _Machine(runs).excused(cell, cell.value / usual_s, new))
+
+
+def _change(cell: Measured, before: _Before, least: float) -> Change:
     from scipy.stats import mannwhitneyu
 
-    values, usual = [median(times) for times in before], _usual(before)
+    factor, usual = before.factor, before.usual_s
+    values = [median(times) for times in before.times]
     noise = MAD_TO_SIGMA * median(abs(log(value / usual)) for value in values) if len(values) > 2 else 0.0
     limit = max(least, exp(3 * noise))
     p = None
     if not 1 / limit <= factor <= limit:
-        old = [time for times in before for time in times]
+        old = [time for times in before.times for time in times]
         now = [time * factor * usual / cell.value for time in cell.undisturbed]
         p = float(mannwhitneyu(now, old, alternative="greater" if factor > 1 else "less").pvalue)
-    return Change(cell, usual, cell.value, factor, limit, p)
+    return Change(cell, usual, cell.value, factor, limit, p, before.runs)
 
 
 class _Machine:

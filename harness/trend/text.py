@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp
 
 from harness.trend.compare import FACTOR, SIGNIFICANCE, STEADY, Change, Verdict
 
@@ -24,7 +23,7 @@ def headline(verdict: Verdict) -> str:
 
 def _runs(verdict: Verdict) -> str:
     count = len(verdict.earlier)
-    return f"the run of {verdict.earlier[-1].label}" if count == 1 else f"the last {count} runs of this machine"
+    return f"the run of {verdict.earlier[-1].label}" if count == 1 else f"{count} earlier runs of this machine"
 
 
 def notes(verdict: Verdict) -> list[str]:
@@ -32,6 +31,8 @@ def notes(verdict: Verdict) -> list[str]:
     lines = []
     if verdict.new.accepted:
         lines.append(f"Accepted: {verdict.new.accepted}")
+    if crept := [change.cell.name for change in verdict.slower if change.crept]:
+        lines.append(f"Slower than in the first runs, little by little, and not than in the last: {', '.join(crept)}.")
     moved = {name: ratio for name, ratio in verdict.probes.items() if not 1 / STEADY <= ratio <= STEADY}
     if moved:
         told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in moved.items())
@@ -39,8 +40,8 @@ def notes(verdict: Verdict) -> list[str]:
             f"The machine itself was not as usual (probes, which run none of our code, took so many times as long: "
             f"{told}); what that explains is taken out of the factors."
         )
-    if (least := exp(3 * verdict.scatter)) > FACTOR:
-        lines.append(f"Cells differ much in this run: factors below {least:.2f} are not reported.")
+    if verdict.least > FACTOR:
+        lines.append(f"Cells differ much in this run: factors below {verdict.least:.2f} are not reported.")
     if verdict.busy:
         lines.append(f"{len(verdict.busy)} earlier runs are left out: the machine was busy with something else.")
     if verdict.added:

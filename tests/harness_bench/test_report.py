@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -110,8 +111,25 @@ def test_other_baseline_and_json(tmp_path: Path, run_command: Run) -> None:
         assert part in page
     for part in ("prefetch is 0.5", "differs from itself by", "grey band"):  # uring never ran twice
         assert part not in page
-    assert '"plegate-bench-summary"' in (tmp_path / "summary.json").read_text()
+    assert json.loads((tmp_path / "summary.json").read_text())["schema"] == "plegate.bench/1"
     assert run_command("report", tmp_path / "run", "--baseline", "nobody").exit_code == 2
+
+
+def test_markdown_has_every_arm_at_every_depth_and_says_what_speaks_against_it(
+    tmp_path: Path, run_command: Run
+) -> None:
+    results = made_up(plan(), steady(0.01, uring=0.5), used={"other_cpu": 1.0})
+    store_of(results, tmp_path / "run")
+    _page(tmp_path / "run", run_command, "--markdown", str(tmp_path / "summary.md"))
+    text = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert "- **cold, prefill of 512, depth 0: uring is 2.0" in text
+    assert "- busy-machine: " in text
+    assert "A processor, 2 cores" in text
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    found = [(row[0], row[1], row[7]) for row in rows if row[0].isdecimal()]
+    assert [row[:2] for row in found] == [(d, a) for d in ("0", "1024", "4096") for a in ("prefetch", "uring")] * 2
+    assert all(verdict == "faster" for _, arm, verdict in found if arm == "uring")
+    assert {len(row) for row in rows} == {8}
 
 
 @pytest.mark.parametrize("name", ["nothing-there", "empty"])

@@ -7,8 +7,18 @@ import random
 import pytest
 
 from harness.bench.caveats import caveats
-from harness.bench.cells import TWIN, Cell
-from harness.bench.statistics import FASTER, NO_CLAIM, NO_DIFFERENCE, SLOWER, Comparison, spread, summarise
+from harness.bench.cells import TWIN, Arm, Cell
+from harness.bench.statistics import (
+    CHANCE,
+    CONFIDENCE,
+    FASTER,
+    NO_CLAIM,
+    NO_DIFFERENCE,
+    SLOWER,
+    Comparison,
+    spread,
+    summarise,
+)
 from harness.bench.store import Results
 from harness.bench.summary import claims, print_summary
 from tests.harness_bench.conftest import made_up, plan, steady
@@ -41,6 +51,19 @@ def test_claim_names_state_depth_spread_and_pairs() -> None:
 
 def test_equal_arms_are_not_told_apart() -> None:
     assert {c.verdict for c in _comparisons(made_up(plan(repeats=10), steady(0.05)))} <= {NO_DIFFERENCE}
+
+
+@pytest.mark.parametrize("repeats", [5, 8])
+@pytest.mark.parametrize(("noise", "share"), [(0.01, 1 - CONFIDENCE), (0.3, CHANCE)])
+def test_equal_arms_are_claimed_by_chance_as_rarely_as_the_page_says(repeats: int, noise: float, share: float) -> None:
+    """400 comparisons with a baseline that is quieter than the arms, or as noisy."""
+    arms = tuple(Arm(name, "uring") for name in ("prefetch", "one", "two"))
+    made = plan(arms=arms, depths=tuple(range(100)), repeats=repeats)
+    quiet, noisy = steady(noise), steady(0.3)
+    found = _comparisons(made_up(made, lambda cell: (quiet if cell.arm.startswith("prefetch") else noisy)(cell)))
+    assert len(found) == 400
+    assert sum(c.claims for c in found) <= share * len(found)
+    assert sum(c.ratio is not None and c.ratio.excludes_one for c in found) > CHANCE * len(found)
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 3, 4])

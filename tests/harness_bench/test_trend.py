@@ -135,12 +135,64 @@ def test_regression_stays_reported_until_it_is_mended(tmp_path: Path) -> None:
 
 def test_whole_run_that_was_slower_is_not_compared_with(tmp_path: Path) -> None:
     """Each cell alone is within its limit: only the middle of all of them shows it, in every later run too."""
-    runs = [read_run(file_of(tmp_path / f"{i}.json", i)) for i in range(2)]
+    runs = [read_run(file_of(tmp_path / f"{i}.json", i, noise=0.03)) for i in range(2)]
     for number in range(2, 10):
-        runs.append(read_run(file_of(tmp_path / f"{number}.json", number, whole=1.19)))
+        runs.append(read_run(file_of(tmp_path / f"{number}.json", number, whole=1.2, noise=0.03)))
         verdict = compare(runs[-1], runs[:-1])
         assert not verdict.slower, number
         assert verdict.everything_slower, number
+
+
+def test_cell_that_creeps_is_found_and_what_was_faster_once_is_not_held_against_it(tmp_path: Path) -> None:
+    """A twentieth in each run: never much slower than the last runs, half as slow again in the end."""
+    cell = "uring-cold-prefill512-d0"
+    runs = [read_run(file_of(tmp_path / f"{i}.json", i, slower={cell: 1.05**i})) for i in range(12)]
+    found = [compare(run, runs[:place]) for place, run in enumerate(runs) if place]
+    assert not any(verdict.slower for verdict in found[:4])
+    assert [change.cell.name for change in found[-1].slower] == [cell]
+    first = next(verdict for verdict in found if verdict.slower)
+    assert [(change.cell.name, change.crept) for change in first.slower] == [(cell, True)]
+    assert f"Slower than in the first runs, little by little, and not than in the last: {cell}" in markdown(first)
+    factors = (1.4, 1.4, 1.4, 1.4, 1.4, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    runs = [read_run(file_of(tmp_path / f"{i}.json", 50 + i, slower={cell: f})) for i, f in enumerate(factors)]
+    for place in range(1, len(runs)):
+        assert not compare(runs[place], runs[:place]).regressed, place
+    assert not compare(runs[-1], runs[:-1]).faster
+
+
+def test_noisy_first_runs_do_not_hide_what_the_last_show(tmp_path: Path) -> None:
+    """The first five differ so much that 1.4 lies within their limit; the last five do not."""
+    cell = "auto-warm-prefill512-d0"
+    factors = (1.0, 1.1, 0.9, 1.12, 0.92, 1.02, 1.02, 1.02, 1.02, 1.02)
+    runs = [read_run(file_of(tmp_path / f"{i}.json", i, slower={cell: f})) for i, f in enumerate(factors)]
+    verdict = compare(read_run(file_of(tmp_path / "new.json", 20, slower={cell: 1.4})), runs)
+    assert [(change.cell.name, change.crept) for change in verdict.slower] == [(cell, False)]
+    assert [run.path.name for run in verdict.slower[0].runs] == [f"{i}.json" for i in range(5, 10)]
+
+
+@pytest.mark.parametrize("whole", [0.92, 0.95, 1.08])
+def test_shift_of_all_cells_hides_no_single_one(tmp_path: Path, whole: float) -> None:
+    """Too small a shift to be reported: it is no scatter either, under which one cell's 1.5 would hide."""
+    cell = "uring-cold-prefill512-d0"
+    old = read_run(file_of(tmp_path / "old.json", 1))
+    verdict = compare(read_run(file_of(tmp_path / "new.json", 2, whole=whole, slower={cell: 1.5})), [old])
+    assert [change.cell.name for change in verdict.slower] == [cell]
+    assert not verdict.everything_slower
+
+
+def test_cell_known_from_a_left_out_run_alone_is_new(tmp_path: Path) -> None:
+    name = "auto-warm-prefill512-d4096"
+    runs = [read_run(file_of(tmp_path / "0.json", 0, left_out=(name,)))]
+    runs.append(read_run(file_of(tmp_path / "1.json", 1, whole=1.19)))
+    assert compare(runs[1], runs[:1]).everything_slower
+    assert compare(read_run(file_of(tmp_path / "2.json", 2)), runs).added == [name]
+
+
+def test_machine_that_creeps_is_excused(tmp_path: Path) -> None:
+    steps = [1.05**number for number in range(12)]
+    runs = [read_run(file_of(tmp_path / f"{i}.json", i, whole=f, probes=f)) for i, f in enumerate(steps)]
+    for place in range(1, len(runs)):
+        assert not compare(runs[place], runs[:place]).regressed, place
 
 
 def test_missing_cell_is_missed_in_every_later_run(tmp_path: Path) -> None:
@@ -362,11 +414,16 @@ def test_command_reports_with_its_exit_codes(tmp_path: Path, run_command: Run) -
     page, text = tmp_path / "trend.html", tmp_path / "trend.md"
     cell = "direct-warm-prefill512-d4096"
     third = file_of(tmp_path / "third.json", 3, slower={cell: 1.5})
-    result = run_command("trend", kept, "--add", third, "--html", page, "--markdown", text)
+    facts = tmp_path / "trend.json"
+    result = run_command("trend", kept, "--add", third, "--html", page, "--markdown", text, "--json", facts)
     assert result.exit_code == 1
     assert f"slower: {cell}" in result.output
     assert cell in page.read_text()
     assert cell in text.read_text()
+    content = json.loads(facts.read_text())
+    assert (content["schema"], content["regressed"], content["slower"]) == ("plegate.trend/1", True, [cell])
+    assert [c["cell"] for c in content["cells"] if c["factor"] > c["limit"]] == [cell]
+    assert len(content["cells"]) == 20
     assert page.read_text().count("<figure>") == 5  # two states, two depths, and the probes
     other = file_of(tmp_path / "other.json", 4, machine=MACHINE | {"cores": 64})
     assert run_command("trend", kept, "--add", other).exit_code == 3
