@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,17 @@ class HashOracle:
             for head in range(first, first + self.per_order):
                 rows.append(product_sum % 2**64 % self.sizes[head] + self.offsets[head])
         return rows
+
+
+@dataclass(frozen=True)
+class PlainReader:
+    """What an engine asks of a reader, by positional reads: nothing of the access modes is in it."""
+
+    table: Table
+
+    def gather(self, ids: Ids) -> Packed:
+        """Packed rows of `ids`, in their order."""
+        return expected_packed(self.table, ids)
 
 
 def row_digests(table: Table, rows: Ids, chunk: int) -> tuple[str, ...]:

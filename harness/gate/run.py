@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from harness.cases.models import model_digest
 from harness.gate.advice import watching_madvise
 from harness.gate.checks import Finding
 from harness.gate.evidence import CountingCalls, Evidence, look
-from harness.gate.oracle import HashOracle, row_digests
+from harness.gate.oracle import HashOracle, PlainReader, row_digests
 from harness.gate.rows import expect_rows, judge_rows, judge_unpacking
 from harness.gate.runner import Runner, make_runner
-from harness.gate.story import first_place
+from harness.gate.story import with_place, without_place
 from harness.gate.tokens import CaseRun, TokenJudge
 from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
 from harness.goldens.produce import missing_probe
@@ -98,6 +98,7 @@ class _Gate:
     ) -> None:
         self.model, self.config, self.path, self.options, self.tell = model, config, path, options, tell
         self.table, self.oracle = locate_table(model), HashOracle(model)
+        self.plain = cast(RowReader, PlainReader(self.table))
         goldens = options.goldens
         self.runs = [CaseRun(case, case.generate, _golden_of(case, goldens)) for case in cases]
         self.result = GateResult(
@@ -237,7 +238,7 @@ class _Gate:
 
     def tell_stories(self) -> None:
         """For every mode that differs above the rows: where its values first leave the bound."""
-        if self.path.stat().st_size > STORY_BYTES or self.options.engine == "reference":
+        if self.options.engine == "reference":
             return
         for verdict in self.result.modes:
             finding = next((f for f in verdict.ordered if f.level in (PLE, LOGITS, TOKENS)), None)
@@ -246,24 +247,25 @@ class _Gate:
                 verdict.findings[index] = self._with_place(finding, verdict.name)
 
     def _with_place(self, finding: Finding, mode: str) -> Finding:
+        if self.model.size_bytes > STORY_BYTES:
+            size = f"{self.model.size_bytes / 2**30:.1f} GiB, more than the {STORY_BYTES / 2**30:.0f} GiB"
+            return without_place(finding, f"the model has {size} that the reference is loaded for")
         run = next(run for run in self.runs if run.case.id == finding.case)
         number = next(n for n, prompt in enumerate(run.case.prompts) if prompt.name == finding.prompt)
         ids = [*run.case.prompts[number].ids, *_answer(run, number)[:-1]]
         source, table = self._sources[mode]
         self.tell(f"{mode}: looking for the first tensor outside the bound")
-        with warnings.catch_warnings(), suppress(InputError):
-            warnings.simplefilter("ignore")
-            with (
-                open_rows(table, source.mode, self.options.settings) as reader,
-                open_rows(self.table, "resident") as plain,
-            ):
-                mine = self._runner(self.options.engine, run.case, reader)
-                mine.reader = reader
-                place = first_place(mine, self._runner("reference", run.case, plain), ids, run.case.bound)
-            if place is not None:
-                detail = {**finding.detail, "first_tensor": place.tensor, "first_position": place.position}
-                return replace(finding, story=f"{finding.story}; {place.story()}", detail=detail)
-        return replace(finding, story=f"{finding.story}; all named intermediates of the prompt are inside the bound")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                with open_rows(table, source.mode, self.options.settings) as reader:
+                    mine = self._runner(self.options.engine, run.case, reader)
+                    right = self._runner("reference", run.case, self.plain)
+                    # An engine made for an earlier mode still has that mode's reader, which is closed.
+                    mine.reader, right.reader = reader, self.plain
+                    return with_place(finding, mine, right, ids, run.case.bound)
+        except InputError as error:
+            return without_place(finding, error)
 
     def close(self) -> None:
         """Release the engines."""

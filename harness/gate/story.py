@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.gate.checks import Finding
 from harness.gate.runner import Named, RecordedChunk, Runner
 
 MAX_TOKENS = 1024  # of a prompt that are looked through; the reference computes them all again
@@ -32,6 +33,23 @@ class Place:
             f"first tensor outside the bound, engine against reference: {self.tensor} at position {self.position} "
             f"(error {self.error:.2g}, bound {self.bound:g}); everything computed before it is inside"
         )
+
+
+def with_place(finding: Finding, found: Runner, right: Runner, ids: Sequence[int], bound: float) -> Finding:
+    """The finding with the place where values first leave the bound, or with how far they were seen to be inside it."""
+    place = first_place(found, right, ids, bound)
+    if place is not None:
+        detail = {**finding.detail, "first_tensor": place.tensor, "first_position": place.position}
+        return replace(finding, story=f"{finding.story}; {place.story()}", detail=detail)
+    seen = f"the {len(ids):,} tokens of prompt and answer"
+    if len(ids) > MAX_TOKENS:
+        seen = f"the first {MAX_TOKENS:,} of {seen}, which are all that was looked through,"
+    return replace(finding, story=f"{finding.story}; all named intermediates of {seen} are inside the bound")
+
+
+def without_place(finding: Finding, why: object) -> Finding:
+    """The finding, and why nobody looked for the place where values first leave the bound."""
+    return replace(finding, story=f"{finding.story}; the first tensor outside the bound was not looked for: {why}")
 
 
 def first_place(found: Runner, right: Runner, ids: Sequence[int], bound: float) -> Place | None:
