@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree as Tree
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fast.rows import MODES, RowSettings, syscalls
+from fast.rows import MODES, RowSettings, resident, syscalls
 from harness.cases.case import parse_modes
 from harness.cases.registry import case_by_id
 from harness.cli import app
@@ -262,3 +263,24 @@ def test_every_mode_leaves_its_own_evidence(prompt_file: Path, tmp_path: Path) -
     modes = json.loads(out.read_text())["modes"]
     assert {mode["mode"] for mode in modes} == {*_EXPECTED, "auto"} == set(MODES)
     assert all(mode["evidence"] is not None for mode in modes)
+
+
+@pytest.mark.parametrize("named", [[], ["resident"], ["direct", "resident"]])
+def test_gate_judges_the_other_modes_where_the_table_does_not_fit(
+    prompt_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]
+) -> None:
+    """A table larger than memory: `resident` is not run, with its reason, and nothing takes its place: exit 3."""
+    monkeypatch.setattr(resident, "available_bytes", lambda: 1000)
+    out, junit = tmp_path / "result.json", tmp_path / "result.xml"
+    modes = [part for mode in named for part in ("--mode", mode)]
+    code, output = run(TINY_QUANT, "--tokens", prompt_file, "--generate", 0, *modes, "--json", out, "--junit", junit)
+    assert code == 3, output
+    found = {mode["mode"]: mode for mode in json.loads(out.read_text())["modes"]}
+    assert set(found) == set(named or MODES)
+    (bad,) = [mode for mode in found.values() if mode["verdict"] != "equal"]
+    assert (bad["mode"], bad["verdict"], bad["effective_mode"], bad["rows_compared"]) == ("resident", "not run", "", 0)
+    assert "mode resident needs 0.00 GiB of memory" in bad["not_run"]
+    assert "1 not run" in output and "mode resident needs" in " ".join(output.split())
+    # Nothing of the mode counts as passed: not its rows, not its control.
+    suite = next(each for each in Tree.parse(junit).getroot() if each.get("name") == "resident")
+    assert suite.get("skipped") == suite.get("tests")

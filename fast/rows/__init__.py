@@ -11,7 +11,7 @@ from fast.rows.counters import GatherCounters
 from fast.rows.direct import DirectReader, DirectUncachedReader
 from fast.rows.mapped import MappedReader, RandomReader, SequentialReader
 from fast.rows.prefetch import PrefetchReader
-from fast.rows.reader import FallbackNotice, ModeUnavailable, RowReader
+from fast.rows.reader import FallbackNotice, ModeCannotRun, ModeUnavailable, RowReader
 from fast.rows.resident import ResidentReader
 from fast.rows.settings import RowSettings
 from fast.rows.table import TABLE_NAME, Segment, Table, locate_table
@@ -24,6 +24,7 @@ __all__ = [
     "TABLE_NAME",
     "FallbackNotice",
     "GatherCounters",
+    "ModeCannotRun",
     "ModeUnavailable",
     "RowCache",
     "RowReader",
@@ -65,6 +66,7 @@ def canonical_mode(mode: str) -> str:
 def open_rows(table: Table, mode: str = "auto", settings: RowSettings | None = None) -> RowReader:
     """Open the table in a mode; close the reader, or use it as a context manager.
 
-    Raises: InputError for an unknown mode or a file that cannot be read.
+    Raises: InputError for an unknown mode or a file that cannot be read; ModeCannotRun, which is one too, for a mode
+    that this machine cannot run and that has no fallback.
     """
     return MODES[canonical_mode(mode)](table, settings)

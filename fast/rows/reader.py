@@ -27,6 +27,10 @@ class ModeUnavailable(Exception):
     """This machine, container or file system cannot run a mode; the message says what was refused."""
 
 
+class ModeCannotRun(InputError):
+    """A mode that this machine cannot run, where no other mode stands in for it; the message is for people."""
+
+
 class FallbackNotice(UserWarning):
     """A mode was asked for and another one runs in its place."""
 
@@ -178,7 +182,7 @@ class RowReader(ABC):
     def _fall_back(self, reason: str) -> None:
         """Continue in the fallback mode and say so once."""
         if self.fallback is None:
-            raise InputError(f"{self.table.segments[0].path}: mode {self.mode} cannot run: {reason}")
+            raise ModeCannotRun(f"{self.table.segments[0].path}: mode {self.mode} cannot run: {reason}")
         self._delegate = self.fallback(self.table, self.settings)
         self._reason = reason
         notice = f"row mode {self.mode} continues as {self.effective_mode}: {self.fallback_reason}"

@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from fast.rows.counters import GatherCounters
-from fast.rows.reader import PackedRows, RowReader
+from fast.rows.reader import ModeCannotRun, PackedRows, RowReader
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table, check_file_holds, open_read_only
 from reference.errors import InputError
@@ -18,7 +18,7 @@ _PORTION_BYTES = 64 << 20  # per readinto, so that Ctrl-C is answered while a la
 
 
 class ResidentReader(RowReader):
-    """Reads every row at open. Raises: InputError when the table does not fit into the available memory."""
+    """Reads every row at open. Raises: ModeCannotRun when the table does not fit into the available memory."""
 
     name = "resident"
 
@@ -29,7 +29,7 @@ class ResidentReader(RowReader):
     def _open(self) -> None:
         available = available_bytes()
         if available is not None and self.table.size_bytes > available:
-            raise InputError(
+            raise ModeCannotRun(
                 f"{self.table.segments[0].path}: mode resident needs {self.table.size_bytes / 2**30:.2f} GiB of "
                 f"memory, {available / 2**30:.2f} GiB are available: use mode auto, which reads rows when needed"
             )

@@ -99,6 +99,7 @@ def _print(result: RowsResult) -> None:
     from rich.text import Text
 
     from harness.fitted_table import Column, print_fitted
+    from harness.gate.verdicts import EQUAL, STYLES
 
     console = Console(highlight=False)
     table = result.table
@@ -121,21 +122,22 @@ def _print(result: RowsResult) -> None:
         Column("in\nflight", 0),
         Column("verdict", justify="left"),
     ]
-    styles = {"equal": "green", "different": "bold red", "unsteady": "bold magenta", "not run": "yellow"}
     cells: list[list[str | Text]] = [
-        [*_cells(mode), Text(mode.verdict, style=styles[mode.verdict])] for mode in result.modes
+        [*_cells(mode), Text(mode.verdict, style=STYLES[mode.verdict])] for mode in result.modes
     ]
     print_fitted(console, columns, cells, SIMPLE_HEAD, pad_edge=False)
     for mode in result.modes:
         for line in stories(mode):
             console.print(Text(f"{mode.name}: {line}"))
-    equal = sum(mode.verdict == "equal" for mode in result.modes)
+    equal = sum(mode.verdict == EQUAL for mode in result.modes)
     against = f" as in {result.against}" if result.against else ""
     console.print(Text(f"{equal} of {len(result.modes)} modes give the rows{against} byte for byte; {result.coverage}"))
 
 
 def _cells(mode: ModeRows) -> list[str]:
-    cold, warm = mode.counters.get("cold"), mode.counters["warm"]
+    cold, warm = mode.counters.get("cold"), mode.counters.get("warm")
+    if warm is None:  # nothing could be read in this mode
+        return [mode.name, *["-"] * 6]
     shown = cold or warm
     pages, device = shown["pages_unique"], shown["bytes_device"]
     concurrency = shown["effective_concurrency"]
@@ -169,6 +171,8 @@ def stories(mode: ModeRows) -> list[str]:
         lines.append(mode.difference.story())
         lines.append(f"row {mode.difference.row}: found    {mode.difference.found_row}")
         lines.append(f"row {mode.difference.row}: expected {mode.difference.expected_row}")
+    if mode.not_run:
+        lines.append(mode.not_run)
     if mode.fallback_reason:
         lines.append(f"ran as {mode.effective}: {mode.fallback_reason}")
     if mode.not_cold and mode.cold_required:
@@ -209,6 +213,7 @@ def as_json(result: RowsResult) -> dict[str, Any]:
                 "verdict": mode.verdict,
                 "effective_mode": mode.effective,
                 "fallback_reason": mode.fallback_reason,
+                "not_run": mode.not_run,
                 "rows_compared": mode.rows_compared,
                 "difference": difference_as_json(mode.difference),
                 "control": mode.control,

@@ -42,7 +42,7 @@ def _about_goldens(result: GateResult) -> list[Outcome]:
 
 
 def _about_mode(mode: ModeVerdict) -> list[Outcome]:
-    compared = {"rows": mode.rows_compared, "tokens": mode.tokens_compared, MODE: 1, CONTROL: 1}
+    compared = {"rows": mode.rows_compared, "tokens": mode.tokens_compared, MODE: 1, CONTROL: mode.rows_compared}
     outcomes: list[Outcome] = []
     for level in _TESTS:
         mine = [finding for finding in mode.findings if finding.level == level]

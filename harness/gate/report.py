@@ -19,10 +19,9 @@ from harness.cases.registry import cases
 from harness.environment import environment
 from harness.fitted_table import Column, print_fitted
 from harness.gate.checks import CHECKS, Finding
-from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY, GateResult, ModeVerdict
+from harness.gate.verdicts import DIFFERENT, EQUAL, STYLES, UNSTEADY, GateResult, ModeVerdict
 
 SCHEMA = "plegate.gate/1"
-STYLES = {EQUAL: "green", DIFFERENT: "bold red", UNSTEADY: "bold magenta", NOT_RUN: "yellow"}
 LEVEL_COLUMNS = (ROWS, PLE, LOGITS, TOKENS)
 
 
@@ -64,8 +63,7 @@ def _cells(mode: ModeVerdict) -> list[str | Text]:
     for level in LEVEL_COLUMNS:
         text = cell(mode, level)
         levels.append(Text(text, style=STYLES[DIFFERENT] if text == DIFFERENT else ""))
-    control = "failed" if mode.controls else "steady"
-    return [mode.name, *levels, control, Text(mode.verdict, style=STYLES[mode.verdict])]
+    return [mode.name, *levels, mode.control, Text(mode.verdict, style=STYLES[mode.verdict])]
 
 
 def stories(mode: ModeVerdict) -> list[str]:

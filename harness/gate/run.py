@@ -16,7 +16,7 @@ from typing import cast
 
 import numpy as np
 
-from fast.rows import RowReader, RowSettings, Table, locate_table, open_rows
+from fast.rows import ModeCannotRun, RowReader, RowSettings, Table, locate_table, open_rows
 from harness.cases.case import LOGITS, PLE, TOKENS, Case, ModeSource
 from harness.cases.models import model_digest
 from harness.gate.advice import watching_madvise
@@ -180,6 +180,14 @@ class _Gate:
         verdict = ModeVerdict(source.name)
         table = _table_of(source, self.table)
         self._sources[source.name] = (source, table)
+        try:
+            self._judge_opened(verdict, source, table)
+        except ModeCannotRun as refused:  # the other modes can be judged all the same
+            verdict.not_run = str(refused)
+        verdict.wall_s = time.perf_counter() - started
+        self.result.modes.append(verdict)
+
+    def _judge_opened(self, verdict: ModeVerdict, source: ModeSource, table: Table) -> None:
         door = CountingCalls(self.options.settings.syscall)
         before = look(table, door)
         with warnings.catch_warnings():
@@ -203,8 +211,6 @@ class _Gate:
         else:
             evidence = Evidence.between(source.mode, table, spread.tolist(), before, opened, after)
             self._judge_evidence(verdict, evidence)
-        verdict.wall_s = time.perf_counter() - started
-        self.result.modes.append(verdict)
 
     def _judge_evidence(self, verdict: ModeVerdict, evidence: Evidence) -> None:
         verdict.evidence = evidence.as_dict()

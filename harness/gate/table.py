@@ -15,27 +15,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fast.rows import RowReader, RowSettings, Table, locate_table, open_rows, residency
+from fast.rows import ModeCannotRun, RowReader, RowSettings, Table, locate_table, open_rows, residency
 from harness.cases.case import ModeSource
 from harness.gate import compare
 from harness.gate.batches import RowBatch
+from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY
 from harness.gate.whole_table import WholeTable, compare_whole
 from reference.errors import InputError
 from reference.gguf_file import open_gguf
 
 SMALL_TABLE_BYTES = 64 << 20  # a smaller table is read in a moment from any disk: that it stays warm is only a note
 Tell = Callable[[str], None]
-EQUAL, DIFFERENT, UNSTEADY, NOT_RUN = "equal", "different", "unsteady", "not run"
 
 
 @dataclass
 class ModeRows:
-    """What was found of one mode. `counters`: the warm gather's, and the cold one's where it was measured."""
+    """What was found of one mode. `counters`: the warm gather's, and the cold one's where it was measured.
+
+    not_run: why neither the mode nor another one in its place could run.
+    """
 
     name: str
     mode: str
     effective: str = ""
     fallback_reason: str | None = None
+    not_run: str | None = None
     rows_compared: int = 0
     difference: compare.RowDifference | None = None
     control: str | None = None
@@ -45,7 +49,7 @@ class ModeRows:
 
     @property
     def verdict(self) -> str:
-        """equal, different, unsteady (two gathers of the same rows differ) or not run (another mode ran)."""
+        """equal, different, unsteady (two gathers of the same rows differ) or not run (another did, or none)."""
         if self.control:
             return UNSTEADY
         if self.difference:
@@ -118,9 +122,12 @@ def judge_rows(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a fallback is told in the verdict
             tell(f"{source.name}: opening")
-            with open_rows(own, source.mode, settings) as reader:
-                _judge_mode(mode, reader, own, batches, packed, values, cold is not False, tell)
-                mode.effective, mode.fallback_reason = reader.effective_mode, reader.fallback_reason
+            try:
+                with open_rows(own, source.mode, settings) as reader:
+                    _judge_mode(mode, reader, own, batches, packed, values, cold is not False, tell)
+                    mode.effective, mode.fallback_reason = reader.effective_mode, reader.fallback_reason
+            except ModeCannotRun as refused:  # the other modes can be judged all the same
+                mode.not_run = str(refused)
         result.modes.append(mode)
     if against is not None:  # last: it leaves both files in the page cache
         result.whole = compare_whole(table, truth, tell)

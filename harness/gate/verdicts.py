@@ -9,13 +9,15 @@ from harness.cases.case import Case
 from harness.gate.checks import CONTROL, GOLDEN, ORDER, Finding
 
 EQUAL, DIFFERENT, UNSTEADY, NOT_RUN = "equal", "different", "unsteady", "not run"
+STYLES = {EQUAL: "green", DIFFERENT: "bold red", UNSTEADY: "bold magenta", NOT_RUN: "yellow"}
 
 
 @dataclass
 class ModeVerdict:
     """What the gate found of one mode.
 
-    effective: the mode that really ran. evidence: what the kernel saw of it; unseen: why that could not be asked.
+    effective: the mode that really ran, empty where none did. evidence: what the kernel saw of it; unseen: why that
+    could not be asked.
     """
 
     name: str
@@ -37,8 +39,13 @@ class ModeVerdict:
         return [finding for finding in self.findings if finding.level == CONTROL]
 
     @property
+    def control(self) -> str:
+        """What the A/A runs say: `steady`, `failed`, or `-` where nothing was run twice."""
+        return "failed" if self.controls else "steady" if self.rows_compared else "-"
+
+    @property
     def verdict(self) -> str:
-        """equal, different, unsteady (its control failed, nothing else is judged) or not run (another mode ran)."""
+        """equal, different, unsteady (its control failed, nothing else is judged) or not run (another did, or none)."""
         if self.controls:
             return UNSTEADY
         if self.findings:

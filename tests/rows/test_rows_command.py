@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fast.rows import MODES, RowSettings, Table, locate_table, mapped, residency, syscalls
+from fast.rows import MODES, RowSettings, Table, locate_table, mapped, residency, resident, syscalls
 from fast.rows.probe import DeviceRate
 from harness import advise as harness_advise
 from harness import cli
@@ -187,6 +187,21 @@ def test_a_mode_that_falls_back_is_not_called_equal(tiny_quant: Path) -> None:
     assert [mode.verdict for mode in result.modes] == ["not run", "equal"]
     assert "forbidden" in (result.modes[0].fallback_reason or "")
     assert result.exit_code == 3
+
+
+@pytest.mark.parametrize("named", [[], ["--mode", "resident"]])
+def test_a_table_that_does_not_fit_leaves_the_other_modes_judged(
+    tiny_quant: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: list[str]
+) -> None:
+    monkeypatch.setattr(resident, "available_bytes", lambda: 1000)
+    done = run("rows", tiny_quant, "--no-cold", *named, "--json", tmp_path / "r.json")
+    assert done.exit_code == 3, done.output
+    first, *others = json.loads((tmp_path / "r.json").read_text())["modes"]
+    assert (first["name"], first["verdict"], first["counters"]) == ("resident", "not run", {})
+    assert "mode resident needs" in first["not_run"]
+    assert "resident: " + first["not_run"] in " ".join(done.output.split())
+    assert len(others) == (0 if named else len(MODES) - 1)
+    assert all(mode["rows_compared"] for mode in others)
 
 
 def test_a_mode_that_does_not_agree_with_itself_is_unsteady(tiny_quant: Path, monkeypatch: pytest.MonkeyPatch) -> None:

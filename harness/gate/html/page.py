@@ -39,7 +39,7 @@ def _mode(mode: ModeVerdict) -> dict[str, Any]:
     return {
         "name": mode.name,
         "cells": [cell(mode, level) for level in LEVEL_COLUMNS],
-        "control": "failed" if mode.controls else "steady",
+        "control": mode.control,
         "verdict": mode.verdict,
         "kind": {EQUAL: "faster", DIFFERENT: "slower"}.get(mode.verdict, "slower" if mode.controls else "dim"),
         "seconds": f"{mode.wall_s:.1f}",
