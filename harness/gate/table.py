@@ -147,13 +147,7 @@ def _judge_mode(
     if cold and mode.mode != "resident":
         tell(f"{mode.name}: cold")
         reader.trim()
-        eviction = residency.make_cold(table, attempts=3 if mode.cold_required else 2)
-        if not eviction.cold:
-            mode.not_cold = (
-                f"{eviction.resident:.1%} of the table stayed in memory after {eviction.attempts} evictions, expected "
-                f"at most {residency.COLD_FRACTION:.0%}: this file system may keep files in memory, or another process "
-                "has the table mapped; --no-cold leaves these cells out"
-            )
+        mode.not_cold = _make_cold(table, attempts=3 if mode.cold_required else 2)
     first: list[npt.NDArray[np.uint8]] = []
     for number, batch in enumerate(batches):
         tell(f"{mode.name}: {batch.name}")
@@ -173,6 +167,24 @@ def _judge_mode(
                 "packed", again, first[number], batch.ids, table, batch.name, max(batch.heads, 1)
             )
             mode.control = f"two gathers of the same rows differ: {story.story() if story else 'unknown place'}"
+
+
+def _make_cold(table: Table, attempts: int) -> str | None:
+    """Evict the table and verify it; why nothing read afterwards may be called cold, None where it may."""
+    try:
+        eviction = residency.make_cold(table, attempts=attempts)
+    except OSError as error:  # the rows can be compared all the same
+        return (
+            f"{error.filename or table.segments[0].path}: could not be evicted from memory and verified: "
+            f"{error.strerror or error}; use a file of your own, or --no-cold, which leaves these cells out"
+        )
+    if eviction.cold:
+        return None
+    return (
+        f"{eviction.resident:.1%} of the table stayed in memory after {eviction.attempts} evictions, expected at most "
+        f"{residency.COLD_FRACTION:.0%}: this file system may keep files in memory, or another process has the table "
+        "mapped; --no-cold leaves these cells out"
+    )
 
 
 def _compare(

@@ -249,6 +249,25 @@ def test_a_table_that_stays_warm_is_never_reported_cold(
         assert "50.0% of the table stayed in memory" in " ".join(done.output.split())
 
 
+@pytest.mark.parametrize(("option", "code"), [("--cold", 3), ("", 0), ("--no-cold", 0)])
+def test_rows_are_compared_where_residency_cannot_be_verified(
+    tiny_quant: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, code: int
+) -> None:
+    """As on a file of another user, of which the kernel does not say which pages are in memory."""
+
+    def refuse(*_: object, **__: object) -> residency.Eviction:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(tiny_quant))
+
+    monkeypatch.setattr(residency, "make_cold", refuse)
+    done = run("rows", tiny_quant, "--mode", "mmap", *([option] if option else []), "--json", tmp_path / "r.json")
+    assert done.exit_code == code, done.output
+    mode = json.loads((tmp_path / "r.json").read_text())["modes"][0]
+    assert (mode["verdict"], "cold" in mode["counters"]) == ("equal", False)
+    assert option == "--no-cold" or "tiny-quant.gguf: could not be evicted from memory and verified" in mode["not_cold"]
+    if code:
+        assert "not cold: " + mode["not_cold"] in " ".join(done.output.split())
+
+
 def test_random_rows_hold_the_ends_and_repeats(tiny_quant: Path) -> None:
     table = table_of(tiny_quant)
     ids = random_rows(table, 500, 4)
