@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fast.rows import Table
 from harness.gate.compare import Packed, expected_packed
+from reference.errors import InputError
 from reference.gguf_file import GgufFile
 
 Ids = npt.NDArray[np.uint64]
@@ -21,16 +22,53 @@ _KEY = "qwen4exp.ple."
 
 
 class HashOracle:
-    """Row ids of a whole sequence at once, in Python's own integers, from the constants as the file stores them."""
+    """Row ids of a whole sequence at once, in Python's own integers, from the constants as the file stores them.
+
+    Raises: InputError for a constant that is missing or cannot be one.
+    """
 
     def __init__(self, model: GgufFile) -> None:
-        metadata = model.metadata
-        self.multipliers, self.sizes, self.offsets = (
-            [int(value) for value in metadata[_KEY + name]]
-            for name in ("layer_multipliers", "head_vocab_sizes", "head_offsets")
-        )
-        self.eos = int(metadata[_KEY + "eos_token_id"])
-        self.per_order = int(metadata[_KEY + "heads_per_ngram"])
+        self._model = model
+        self.multipliers = self._numbers("layer_multipliers", least=0)
+        if len(self.multipliers) < 2:
+            raise self._problem(
+                "layer_multipliers", f"{len(self.multipliers)} values", "one for each token of an n-gram"
+            )
+        self.per_order = self._number("heads_per_ngram", least=1)
+        heads = (len(self.multipliers) - 1) * self.per_order
+        self.sizes = self._numbers("head_vocab_sizes", least=1, count=heads)
+        self.offsets = self._numbers("head_offsets", least=0, count=heads)
+        ends = [size + offset for size, offset in zip(self.sizes, self.offsets, strict=True)]
+        if max(ends) > 1 << 64:
+            raise self._problem("head_offsets", f"a head that ends at row {max(ends)}", f"at most {1 << 64}")
+        self.eos = self._number("eos_token_id", least=0)
+
+    def _number(self, name: str, least: int) -> int:
+        value = self._found(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self._problem(name, repr(value), f"a whole number of at least {least}")
+        return value
+
+    def _numbers(self, name: str, least: int, count: int | None = None) -> list[int]:
+        value = self._found(name)
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+            raise self._problem(name, type(value).__name__, "an array of whole numbers")
+        numbers = [int(number) for number in value]
+        if count is not None and len(numbers) != count:
+            raise self._problem(name, f"{len(numbers)} values", f"{count}, one for each head of each n-gram")
+        bad = next((place for place, number in enumerate(numbers) if number < least), None)
+        if bad is not None:
+            raise self._problem(name, f"{numbers[bad]} as value {bad}", f"at least {least}")
+        return numbers
+
+    def _found(self, name: str) -> object:
+        if _KEY + name not in self._model.metadata:
+            raise self._problem(name, "no such key", "a constant of the hash")
+        return self._model.metadata[_KEY + name]
+
+    def _problem(self, name: str, found: str, expected: str) -> InputError:
+        advice = "convert the model again with a current converter"
+        return InputError(f"{self._model.paths[0]}: {_KEY}{name}: found {found}, expected {expected}: {advice}")
 
     @property
     def heads(self) -> int:

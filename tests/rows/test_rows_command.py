@@ -27,7 +27,8 @@ from harness.gate import table as rows_gate
 from harness.gate.batches import choose_batches, random_rows
 from harness.gate.table import judge_rows
 from reference.gguf_file import open_gguf
-from tests.conftest import larger_fixture
+from tests import gguf_edit
+from tests.conftest import FIXTURES, larger_fixture
 
 app = typer.Typer(cls=cli._ExitCodes, pretty_exceptions_enable=False)
 app.command()(rows)
@@ -168,6 +169,45 @@ def test_bad_input_is_refused_with_2(tmp_path: Path, arguments: list[str], messa
     done = run("rows", path, *[names.get(argument, argument) for argument in arguments])
     assert done.exit_code == 2, done.output
     assert message in " ".join(done.output.split())
+
+
+UINT64, UINT32, FLOAT32 = (gguf.GGUFValueType[name] for name in ("UINT64", "UINT32", "FLOAT32"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "element", "message"),
+    [
+        ("eos_token_id", None, None, "found no such key"),
+        ("heads_per_ngram", None, None, "found no such key"),
+        ("head_offsets", None, None, "found no such key"),
+        ("eos_token_id", 1.5, FLOAT32, "found 1.5, expected a whole number of at least 0"),
+        ("heads_per_ngram", 0, UINT32, "found 0, expected a whole number of at least 1"),
+        ("heads_per_ngram", [2, 2], UINT32, "expected a whole number of at least 1"),
+        ("layer_multipliers", [3], UINT64, "found 1 values, expected one for each token of an n-gram"),
+        ("layer_multipliers", 3, UINT32, "found int, expected an array of whole numbers"),
+        ("head_vocab_sizes", [1009, 1013, 1019], UINT64, "found 3 values, expected 4, one for each head"),
+        ("head_vocab_sizes", [1009, 0, 1019, 1021], UINT64, "found 0 as value 1, expected at least 1"),
+        ("head_vocab_sizes", [1.0, 2.0, 3.0, 4.0], FLOAT32, "found ndarray, expected an array of whole numbers"),
+        ("head_offsets", [0, 1009], UINT64, "found 2 values, expected 4, one for each head"),
+        ("head_offsets", [0, 1009, 2**64 - 1, 3041], UINT64, f"ends at row {2**64 + 1018}, expected at most {2**64}"),
+    ],
+)
+def test_broken_hash_constants_are_bad_input(tmp_path: Path, key: str, value: Any, element: Any, message: str) -> None:
+    def change(keys: gguf_edit.Keys, _: gguf_edit.Tensors) -> None:
+        if value is None:
+            del keys[f"qwen4exp.ple.{key}"]
+        elif isinstance(value, list):
+            keys[f"qwen4exp.ple.{key}"] = (value, gguf.GGUFValueType.ARRAY, element)
+        else:
+            keys[f"qwen4exp.ple.{key}"] = (value, element, None)
+
+    path = gguf_edit.edited(FIXTURES / "tiny.gguf", tmp_path / "broken.gguf", change)
+    done = run("rows", path, "--no-cold", "--mode", "mmap", "--prompt", "a b")
+    assert done.exit_code == 2, (done.output, done.exception)
+    shown = " ".join(done.output.split())
+    assert f"broken.gguf: qwen4exp.ple.{key}: found" in shown
+    assert message in shown
+    assert "convert the model again" in shown
 
 
 def judged(
