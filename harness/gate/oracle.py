@@ -31,9 +31,8 @@ class HashOracle:
         self._model = model
         self.multipliers = self._numbers("layer_multipliers", least=0)
         if len(self.multipliers) < 2:
-            raise self._problem(
-                "layer_multipliers", f"{len(self.multipliers)} values", "one for each token of an n-gram"
-            )
+            found = f"{len(self.multipliers)} values"
+            raise self._problem("layer_multipliers", found, "one for each token of an n-gram, 2 or more")
         self.per_order = self._number("heads_per_ngram", least=1)
         heads = (len(self.multipliers) - 1) * self.per_order
         self.sizes = self._numbers("head_vocab_sizes", least=1, count=heads)
@@ -52,7 +51,8 @@ class HashOracle:
     def _numbers(self, name: str, least: int, count: int | None = None) -> list[int]:
         value = self._found(name)
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
-            raise self._problem(name, type(value).__name__, "an array of whole numbers")
+            found = f"values of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+            raise self._problem(name, found, "an array of whole numbers")
         numbers = [int(number) for number in value]
         if count is not None and len(numbers) != count:
             raise self._problem(name, f"{len(numbers)} values", f"{count}, one for each head of each n-gram")

@@ -187,7 +187,7 @@ UINT64, UINT32, FLOAT32 = (gguf.GGUFValueType[name] for name in ("UINT64", "UINT
         ("layer_multipliers", 3, UINT32, "found int, expected an array of whole numbers"),
         ("head_vocab_sizes", [1009, 1013, 1019], UINT64, "found 3 values, expected 4, one for each head"),
         ("head_vocab_sizes", [1009, 0, 1019, 1021], UINT64, "found 0 as value 1, expected at least 1"),
-        ("head_vocab_sizes", [1.0, 2.0, 3.0, 4.0], FLOAT32, "found ndarray, expected an array of whole numbers"),
+        ("head_vocab_sizes", [1.0, 2.0, 3.0, 4.0], FLOAT32, "found values of float32, expected an array"),
         ("head_offsets", [0, 1009], UINT64, "found 2 values, expected 4, one for each head"),
         ("head_offsets", [0, 1009, 2**64 - 1, 3041], UINT64, f"ends at row {2**64 + 1018}, expected at most {2**64}"),
     ],
