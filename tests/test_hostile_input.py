@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from fast.rows import locate_table
 from fast.rows.dequantize import UNPACKERS
-from fast.rows.table import TABLE_NAME
 from fast.settings import EngineSettings
 from harness.cli import app
 from harness.fitted_table import Column, print_fitted
@@ -27,6 +26,7 @@ from harness.gate.batches import random_rows
 from harness.prompts import read_token_file
 from reference.errors import InputError
 from reference.gguf_file import open_gguf
+from reference.tensors import TABLE
 from tests import gguf_edit
 
 runner = CliRunner()
@@ -212,7 +212,7 @@ def lone_table(path: Path, kind: gguf.GGMLQuantizationType, shape: tuple[int, ..
     data = np.zeros((*shape[:-1], shape[-1] // block * block_bytes), np.uint8)
     plain = {"I8": np.int8, "I32": np.int32, "F64": np.float64}.get(kind.name)
     keys: gguf_edit.Keys = {"general.architecture": ("gemma3n", gguf.GGUFValueType.STRING, None)}
-    return gguf_edit.write(path, keys, {TABLE_NAME: (data if plain is None else data.view(plain), kind)})
+    return gguf_edit.write(path, keys, {TABLE: (data if plain is None else data.view(plain), kind)})
 
 
 @pytest.mark.parametrize("kind", ["I8", "I32", "F64", "Q8_K", "Q8_1", "Q4_K"])

@@ -14,14 +14,13 @@ from fast.rows.prefetch import PrefetchReader
 from fast.rows.reader import FallbackNotice, ModeCannotRun, ModeUnavailable, RowReader
 from fast.rows.resident import ResidentReader
 from fast.rows.settings import RowSettings
-from fast.rows.table import TABLE_NAME, Segment, Table, locate_table
+from fast.rows.table import Segment, Table, locate_table
 from fast.rows.uring import UringReader, UringUncachedReader
 from reference.errors import InputError
 
 __all__ = [
     "ALIASES",
     "MODES",
-    "TABLE_NAME",
     "FallbackNotice",
     "GatherCounters",
     "ModeCannotRun",

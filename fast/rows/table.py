@@ -14,8 +14,8 @@ import numpy.typing as npt
 from fast.rows.syscalls import PAGE_BYTES
 from reference.errors import InputError
 from reference.gguf_file import GgufFile
+from reference.tensors import TABLE
 
-TABLE_NAME = "per_layer_token_embd.weight"
 Ids = npt.NDArray[np.int64]
 
 
@@ -96,7 +96,7 @@ class Table:
         )
 
 
-def locate_table(gguf_file: GgufFile, name: str = TABLE_NAME) -> Table:
+def locate_table(gguf_file: GgufFile, name: str = TABLE) -> Table:
     """Describe the table `name` of an opened file; a GGUF tensor lies in one shard, so there is one segment.
 
     Raises: InputError when there is no such tensor, it is not two-dimensional, or its file ends too early.
@@ -125,7 +125,7 @@ def check_file_holds(table: Table, segment: Segment, size_bytes: int) -> None:
         inside = max(0, (size_bytes - segment.offset_bytes) // table.row_bytes)
         row_end = segment.offset_bytes + (inside + 1) * table.row_bytes
         raise InputError(
-            f"{segment.path}: {TABLE_NAME} row {segment.first_row + inside} ends at byte {row_end}, file has "
+            f"{segment.path}: {TABLE} row {segment.first_row + inside} ends at byte {row_end}, file has "
             f"{size_bytes} bytes (the table ends at {end}): truncated download? compare its size with the publisher's"
         )
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 
-from fast.rows import Table
+from fast.rows import Table, locate_table
 from reference.errors import InputError
+from reference.gguf_file import open_gguf
 
 Packed = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
 SHOWN_BYTES = 12
 _Type = gguf.GGMLQuantizationType
-# What the fast path unpacks (a test holds the two lists equal); here without importing JAX for it.
+# What the fast path unpacks (a test holds the two lists equal); here, so that `plegate inspect` needs no JAX.
 TABLE_TYPES = (
     _Type.F32,
     _Type.F16,
@@ -109,6 +111,18 @@ def expected_packed(table: Table, ids: npt.NDArray[np.uint64]) -> Packed:
         finally:
             os.close(descriptor)
     return rows[inverse]
+
+
+def copy_of_table(path: Path, own: Table) -> Table:
+    """The table of another file. Raises: InputError where it cannot be a copy of `own`, the model's table."""
+    with open_gguf(path) as other:
+        table = locate_table(other)
+    if (table.type, table.rows, table.row_width) != (own.type, own.rows, own.row_width):
+        raise InputError(
+            f"{path}: found a table of {table.rows} rows of {table.row_width} values in {table.type.name}, expected "
+            f"{own.rows} of {own.row_width} in {own.type.name}, as in the model: name a copy of the same table"
+        )
+    return table
 
 
 def check_type(table: Table) -> Table:

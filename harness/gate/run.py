@@ -21,6 +21,7 @@ from harness.cases.case import LOGITS, PLE, TOKENS, Case, ModeSource
 from harness.cases.models import model_digest
 from harness.gate.advice import watching_madvise
 from harness.gate.checks import Finding
+from harness.gate.compare import copy_of_table
 from harness.gate.evidence import CountingCalls, Evidence, look
 from harness.gate.oracle import HashOracle, PlainReader, row_digests
 from harness.gate.rows import expect_rows, judge_rows, judge_unpacking
@@ -178,7 +179,7 @@ class _Gate:
         """All levels of one mode."""
         started = time.perf_counter()
         verdict = ModeVerdict(source.name)
-        table = _table_of(source, self.table)
+        table = self.table if source.path is None else copy_of_table(source.path, self.table)
         self._sources[source.name] = (source, table)
         try:
             self._judge_opened(verdict, source, table)
@@ -288,17 +289,3 @@ def _golden_of(case: Case, goldens: Mapping[str, Golden | None] | None) -> Golde
 
 def _answer(run: CaseRun, number: int) -> tuple[int, ...]:
     return run.golden.prompts[number].generated[: run.generate] if run.golden is not None else ()
-
-
-def _table_of(source: ModeSource, own: Table) -> Table:
-    if source.path is None:
-        return own
-    with open_gguf(source.path) as other:
-        table = locate_table(other)
-    if (table.type, table.rows, table.row_width) != (own.type, own.rows, own.row_width):
-        raise InputError(
-            f"{source.path}: found a table of {table.rows} rows of {table.row_width} values in {table.type.name}, "
-            f"expected {own.rows} of {own.row_width} in {own.type.name}, as the model: --mode MODE@FILE takes a copy "
-            "of the table"
-        )
-    return table

@@ -21,7 +21,6 @@ from harness.gate import compare
 from harness.gate.batches import RowBatch
 from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY
 from harness.gate.whole_table import WholeTable, compare_whole
-from reference.errors import InputError
 from reference.gguf_file import open_gguf
 
 SMALL_TABLE_BYTES = 64 << 20  # a smaller table is read in a moment from any disk: that it stays warm is only a note
@@ -109,14 +108,14 @@ def judge_rows(
     """
     with open_gguf(path) as model:
         table, architecture = compare.check_type(locate_table(model)), model.architecture
-    truth = table if against is None else _other_table(against, table)
+    truth = table if against is None else compare.copy_of_table(against, table)
     result = RowsResult(str(path), str(against) if against else None, architecture, table, batches, seed=0)
     tell("reading what the file holds, row by row")
     packed = [compare.expected_packed(truth, batch.ids) for batch in batches]
     with np.errstate(invalid="ignore"):
         values = [compare.expected_f32(rows, truth) for rows in packed]
     for source in sources:
-        own = table if source.path is None else _other_table(source.path, table)
+        own = table if source.path is None else compare.copy_of_table(source.path, table)
         required = cold if cold is not None else table.size_bytes >= SMALL_TABLE_BYTES
         mode = ModeRows(source.name, source.mode, cold_required=required)
         with warnings.catch_warnings():
@@ -208,14 +207,3 @@ def _compare(
         both_nan = np.isnan(unpacked) & np.isnan(values)
         unpacked[both_nan] = values[both_nan]
         mode.difference = compare.first_row_difference("f32", unpacked, values, batch.ids, table, batch.name, heads)
-
-
-def _other_table(path: Path, own: Table) -> Table:
-    with open_gguf(path) as other:
-        table = locate_table(other)
-    if (table.type, table.rows, table.row_width) != (own.type, own.rows, own.row_width):
-        raise InputError(
-            f"{path}: found a table of {table.rows} rows of {table.row_width} values in {table.type.name}, expected "
-            f"{own.rows} of {own.row_width} in {own.type.name}, as in the model: compare a copy of the same table"
-        )
-    return table

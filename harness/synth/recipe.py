@@ -18,9 +18,9 @@ from harness.synth.vocabulary import PRE_TOKENIZER, Vocabulary, build_vocabulary
 from harness.synth.weights import Weight, model_weights
 from reference.errors import InputError
 from reference.ngram import CHECKPOINT_SEED, checkpoint_multipliers, offsets_of, prime_sizes
+from reference.tensors import TABLE
 
 RECIPE_VERSION = 1  # raise it whenever the bytes of a model change; then record its digests anew
-TABLE_NAME = "per_layer_token_embd.weight"
 _PIECE_BYTES = 8 << 20
 _U32, _I32, _U64 = GGUFValueType.UINT32, GGUFValueType.INT32, GGUFValueType.UINT64
 _F32, _BOOL, _STRING, _ARRAY = GGUFValueType.FLOAT32, GGUFValueType.BOOL, GGUFValueType.STRING, GGUFValueType.ARRAY
@@ -119,7 +119,7 @@ def head_sizes(recipe: Recipe) -> tuple[int, ...]:
 
 def _tensors(recipe: Recipe) -> list[PlannedTensor]:
     preset, sizes = recipe.preset, recipe.preset.dimensions
-    table = PlannedTensor(TABLE_NAME, (recipe.rows, sizes.row_width), recipe.table_kind, partial(_table_pieces, recipe))
+    table = PlannedTensor(TABLE, (recipe.rows, sizes.row_width), recipe.table_kind, partial(_table_pieces, recipe))
     if not preset.complete:
         return [table]
     quiet = build_vocabulary(preset.vocab, preset.special).quiet
@@ -135,7 +135,7 @@ def _planned(weight: Weight, recipe: Recipe) -> PlannedTensor:
 
 
 def _table_pieces(recipe: Recipe) -> Iterator[Bytes]:
-    stream = BitStream(recipe.preset.name, recipe.seed, TABLE_NAME)
+    stream = BitStream(recipe.preset.name, recipe.seed, TABLE)
     at_once = max(_PIECE_BYTES // recipe.row_bytes // 4 * 4, 4)  # times 4: whole 8-byte words, no leftover to copy
     for start in range(0, recipe.rows, at_once):
         count = min(at_once, recipe.rows - start)

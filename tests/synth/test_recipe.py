@@ -16,12 +16,12 @@ from harness.synth import PRESETS, Recipe, make_model, make_recipe
 from harness.synth.digests import RECORDED
 from harness.synth.gguf_writer import pieces
 from harness.synth.presets import FLASH_NEXT_ROWS
-from harness.synth.recipe import TABLE_NAME, head_sizes
+from harness.synth.recipe import head_sizes
 from harness.synth.table import TABLE_MASKS, table_type
 from reference.config import config_from
 from reference.errors import InputError
 from reference.gguf_file import open_gguf
-from reference.tensors import take_inventory
+from reference.tensors import TABLE, take_inventory
 
 WIDE = {"Q6_K", "IQ1_S"}  # blocks of 256
 # What `plegate synth` gave when the recipes were last changed: with RECORDED, the proof that nothing else counts.
@@ -112,7 +112,7 @@ def test_nano_is_what_the_documentation_says() -> None:
     assert (sizes.experts, sizes.experts_used, sizes.value_heads) == (16, 4, 3 * sizes.key_heads)
     assert (sizes.top_k, sizes.compress_ratio, sizes.indexer_heads, sizes.context) == (64, 4, 8, 65536)
     assert abs(recipe.rows - 1_000_000) < 1000
-    assert {tensor.kind for tensor in recipe.tensors() if tensor.name != TABLE_NAME} == {GGMLQuantizationType.F32}
+    assert {tensor.kind for tensor in recipe.tensors() if tensor.name != TABLE} == {GGMLQuantizationType.F32}
 
 
 def test_weights_and_rows_read_back_finite(nano: Path) -> None:
