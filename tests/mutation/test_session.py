@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -97,6 +98,23 @@ def test_faults_that_run_no_token_are_proven() -> None:
     assert len(cheap) >= 5
     code, output = _session(cheap, [])
     assert code == 0, output
+
+
+def test_a_trial_that_hangs_is_a_problem_and_the_others_still_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = [fault.name for fault in FAULTS if fault.rows_only][:2]
+    real = subprocess.run
+
+    def hang(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if first not in command:
+            return real(command, **options)
+        return real([sys.executable, "-c", "import time; time.sleep(600)"], **{**options, "timeout": 0.1})
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    code, output = _session([first, second], [])
+    assert code == 1
+    assert f"{first}: the trial was stopped after 600 s, expected it to end by itself" in output
+    assert f"{second}: proven" in output
+    assert "1 of 2 proofs hold" in output
 
 
 class _Victim:
