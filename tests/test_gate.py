@@ -24,6 +24,7 @@ from harness.cli import app
 from harness.gate import run as gate
 from harness.gate.evidence import _EXPECTED
 from harness.gate.report import summary
+from harness.goldens.store import read_golden
 from reference.config import config_from
 from reference.gguf_file import open_gguf
 from reference.tensors import TABLE
@@ -187,10 +188,14 @@ def test_gate_compares_fixture_with_its_golden(tmp_path: Path) -> None:
     result = json.loads(out.read_text())
     assert [case["id"] for case in result["cases"]] == ["tiny"]
     assert result["cases"][0]["golden"]
+    golden = read_golden("tiny")
+    assert golden is not None
+    names = [probe.name for prompt in golden.prompts for probe in prompt.probes]
     for mode in result["modes"]:
         assert (mode["verdict"], mode["first_level"]) == ("equal", None)
         assert mode["tokens_compared"] == 3 * 32
-        assert mode["probes_compared"] >= 24
+        assert mode["ple_compared"] == names.count("blk.1.ple") > 0
+        assert mode["logits_compared"] == len(names) - mode["ple_compared"] > mode["ple_compared"]
     assert {line["needed"] for line in result["margins"]} == {1e-3}
 
 

@@ -42,14 +42,14 @@ def _about_goldens(result: GateResult) -> list[Outcome]:
 
 
 def _about_mode(mode: ModeVerdict) -> list[Outcome]:
-    compared = {"rows": mode.rows_compared, "tokens": mode.tokens_compared, MODE: 1, CONTROL: mode.rows_compared}
+    compared = {level: mode.compared(level) for level in LEVELS} | {MODE: 1, CONTROL: mode.rows_compared}
     outcomes: list[Outcome] = []
     for level in _TESTS:
         mine = [finding for finding in mode.findings if finding.level == level]
         why = None
         if level == MODE and mode.notes:
             why = "; ".join(mode.notes)
-        elif not compared.get(level, mode.probes_compared):
+        elif not compared[level]:
             why = "not run: nothing is recorded for it, or this case runs in other modes"
         outcomes.append((level, mine, None if mine else why))
     return outcomes

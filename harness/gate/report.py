@@ -54,7 +54,7 @@ def cell(mode: ModeVerdict, level: str) -> str:
     """What a level compared and found: a number, `different`, or `-` where it was not run."""
     if mode.found_at(level):
         return DIFFERENT
-    compared = {ROWS: mode.rows_compared, TOKENS: mode.tokens_compared}.get(level, mode.probes_compared)
+    compared = mode.compared(level)
     return f"{compared:,}" if compared else "-"
 
 
@@ -148,7 +148,8 @@ def _mode(mode: ModeVerdict) -> dict[str, Any]:
         "verdict": mode.verdict,
         "first_level": mode.first_level,
         "rows_compared": mode.rows_compared,
-        "probes_compared": mode.probes_compared,
+        "ple_compared": mode.ple_compared,
+        "logits_compared": mode.logits_compared,
         "tokens_compared": mode.tokens_compared,
         "row_difference": _detail(mode, "packed rows"),
         "token_difference": _detail(mode, "tokens"),

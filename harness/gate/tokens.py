@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import RowReader
-from harness.cases.case import PLE, Case
+from harness.cases.case import LOGITS, PLE, Case
 from harness.gate import compare
 from harness.gate.checks import CHECKS, Finding
 from harness.gate.oracle import HashOracle
@@ -162,9 +162,9 @@ class TokenJudge:
         for prompt in run.golden.prompts:
             if not prompt.probes or {"PLE layer", "logits"} <= set(self.without):
                 continue
-            verdict.probes_compared += self._compare_probes(verdict, run, prompt)
+            self._compare_probes(verdict, run, prompt)
 
-    def _compare_probes(self, verdict: ModeVerdict, run: CaseRun, prompt: GoldenPrompt) -> int:
+    def _compare_probes(self, verdict: ModeVerdict, run: CaseRun, prompt: GoldenPrompt) -> None:
         positions = sorted({probe.position for probe in prompt.probes})
         found: dict[tuple[str, int], Probe] = {}
         for recorded in self.runner.record(prompt.ids):
@@ -172,18 +172,19 @@ class TokenJudge:
             for probe in probes_of(recorded.start, named, self.runner.config, positions):
                 found[probe.name, probe.position] = probe
         for right in prompt.probes:
+            check = PLE if right.name.endswith(".ple") else LOGITS
+            verdict.ple_compared += check == PLE
+            verdict.logits_compared += check == LOGITS
             mine = found.get((right.name, right.position))
             error = float("nan") if mine is None else right.error(mine)
             if error <= run.case.bound:
                 continue
-            check = PLE if right.name.endswith(".ple") else "logits"
             story = (
                 f"first value outside the bound: case {run.case.id}, prompt {prompt.name}, position {right.position}, "
                 f"{right.name}: error {error:.2g} of its root mean square, bound {run.case.bound:g}"
             )
             detail = {"tensor": right.name, "position": right.position, "error": error, "bound": run.case.bound}
             self._add(verdict, check, run, prompt.name, story, detail)
-        return len(prompt.probes)
 
     def _judge_outside(self, verdict: ModeVerdict, run: CaseRun) -> None:
         """Logits at every position against an outside engine, where its answers lie beside the file."""

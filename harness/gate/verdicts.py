@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.cases.case import Case
+from harness.cases.case import LOGITS, PLE, ROWS, TOKENS, Case
 from harness.gate.checks import CONTROL, GOLDEN, ORDER, Finding
 
 EQUAL, DIFFERENT, UNSTEADY, NOT_RUN = "equal", "different", "unsteady", "not run"
@@ -25,7 +25,8 @@ class ModeVerdict:
     fallback_reason: str | None = None
     rows_compared: int = 0
     tokens_compared: int = 0
-    probes_compared: int = 0
+    ple_compared: int = 0
+    logits_compared: int = 0
     findings: list[Finding] = field(default_factory=list)
     not_run: str | None = None
     counters: dict[str, Any] = field(default_factory=dict)
@@ -68,6 +69,15 @@ class ModeVerdict:
     def notes(self) -> list[str]:
         """What is to be known of the verdict, whatever it is."""
         return [note for note in (self.not_run, self.unseen) if note]
+
+    def compared(self, level: str) -> int:
+        """How much was compared at that level: rows, recorded intermediates of the PLE layer and above it, tokens."""
+        return {
+            ROWS: self.rows_compared,
+            PLE: self.ple_compared,
+            LOGITS: self.logits_compared,
+            TOKENS: self.tokens_compared,
+        }[level]
 
     def found_at(self, level: str) -> bool:
         """Whether something differs at that level."""

@@ -43,8 +43,8 @@ def result(*findings: Finding, not_run: str | None = None, about_file: tuple[Fin
     """A run of two modes: `resident` is equal, `uring` has the findings."""
     case = Case("tiny", "by hand", "tiny", (TokenPrompt("only", (5, 6)),), 3, "difference", 1e-3, "made by hand")
     counters = {"rows_requested": 8, "wall_s": 1e-5, "read_calls": 2, "batches": 1, "bytes_device": None}
-    good = ModeVerdict("resident", "resident", None, 8, 3, 1, counters=counters, evidence=None, wall_s=0.5)
-    bad = ModeVerdict("uring", "uring", None, 8, 3, 1, list(findings), not_run, counters, None, 0.25)
+    good = ModeVerdict("resident", "resident", None, 8, 3, 1, 2, counters=counters, evidence=None, wall_s=0.5)
+    bad = ModeVerdict("uring", "uring", None, 8, 3, 1, 2, list(findings), not_run, counters, None, 0.25)
     margins = [MarginLine("tiny", "only", (0.5, 0.02, 0.25), 1e-3)]
     return GateResult(
         "a <model>.gguf", "cd" * 32, "fast", [case], {"tiny": True}, [good, bad], list(about_file), margins

@@ -19,7 +19,7 @@ from harness.cases.case import LEVELS
 from harness.gate.checks import CHECKS
 from harness.gate.html.page import gate_as_html
 from harness.gate.junit import gate_as_junit
-from harness.gate.report import gate_as_json, repeat_command, summary, write_reports
+from harness.gate.report import cell, gate_as_json, repeat_command, summary, write_reports
 from harness.gate.verdicts import GateResult
 from reference.errors import InputError
 from tests.goldens.examples import ROW, STALE, TOKEN, UNSTEADY, result
@@ -86,6 +86,21 @@ def test_junit_validates(name: str) -> None:
     assert int(root.get("skipped", "")) == len(root.findall(".//skipped"))
     if name == "not run":
         assert "ran as direct" in text
+
+
+def test_each_level_counts_by_itself() -> None:
+    """A level of which nothing was compared is never shown with another one's number, or as passed."""
+    mode = result().modes[0]
+    assert [cell(mode, level) for level in LEVELS] == ["8", "1", "2", "3"]
+    for level, name in {"rows": "rows", "PLE layer": "ple", "logits": "logits", "tokens": "tokens"}.items():
+        found = result()
+        setattr(found.modes[0], f"{name}_compared", 0)
+        assert [cell(found.modes[0], each) == "-" for each in LEVELS] == [each == level for each in LEVELS]
+        suite = next(
+            each for each in Tree.fromstring(gate_as_junit(found).partition("\n")[2]) if each.get("name") == "resident"
+        )
+        skipped = {test.get("name") for test in suite if test.find("skipped") is not None}
+        assert skipped == ({level, "control"} if level == "rows" else {level})
 
 
 def test_junit_holds_what_xml_cannot() -> None:
