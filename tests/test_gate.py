@@ -77,7 +77,22 @@ def test_gate_passes_equal_modes(prompt_file: Path, tmp_path: Path) -> None:
     assert result["exit_code"] == 0
     assert all(mode["verdict"] == "equal" for mode in result["modes"])
     assert all(mode["rows_compared"] == 4 * len(PROMPT) for mode in result["modes"])
-    assert all(mode["tokens_compared"] == 4 for mode in result["modes"])
+    # The first mode gives the answer that the others are compared with.
+    assert [mode["tokens_compared"] for mode in result["modes"]] == [0] + [4] * (len(MODES) - 1)
+    assert "tokens compared with the first mode's" in " ".join(output.split())
+    assert "byte for byte, and the same tokens." in " ".join(output.split())
+
+
+def test_gate_says_that_tokens_of_one_mode_are_compared_with_nothing(prompt_file: Path, tmp_path: Path) -> None:
+    """An answer that nothing is recorded for agrees with itself, and that is not called the same."""
+    out = tmp_path / "result.json"
+    arguments = ["--tokens", prompt_file, "--generate", 2, "--engine", "reference", "--mode", "mmap", "--json", out]
+    code, output = run(TINY_QUANT, *arguments)
+    (mode,) = json.loads(out.read_text())["modes"]
+    flat = " ".join(output.split())
+    assert (code, mode["tokens_compared"]) == (0, 0), output
+    assert "tokens compared with nothing: only one mode ran them" in flat
+    assert "1 mode gave the same rows, byte for byte." in flat
 
 
 @pytest.mark.parametrize("mode", ["mmap", "direct", "auto"])

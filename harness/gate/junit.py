@@ -50,7 +50,7 @@ def _about_mode(mode: ModeVerdict) -> list[Outcome]:
         if level == MODE and mode.notes:
             why = "; ".join(mode.notes)
         elif not compared[level]:
-            why = "not run: nothing is recorded for it, or this case runs in other modes"
+            why = "not compared: nothing is recorded, other modes run it, or they are compared with this one"
         outcomes.append((level, mine, None if mine else why))
     return outcomes
 

@@ -46,8 +46,17 @@ def described(result: GateResult) -> str:
     """Cases, prompts and what they are compared with, in a line."""
     prompts = sum(len(case.prompts) for case in result.cases)
     names = ", ".join(case.id for case in result.cases)
-    against = "compared with goldens" if result.goldens else "compared with the first mode"
-    return f"{names}: {prompts} prompts, engine {result.engine}, {against}"
+    return f"{names}: {prompts} prompts, engine {result.engine}, {_against(result)}"
+
+
+def _against(result: GateResult) -> str:
+    if result.goldens:
+        return "compared with goldens"
+    if any(mode.tokens_compared for mode in result.modes):
+        return "tokens compared with the first mode's"
+    if any(case.generate for case in result.cases):
+        return "tokens compared with nothing: only one mode ran them"
+    return "rows compared, no tokens"
 
 
 def cell(mode: ModeVerdict, level: str) -> str:

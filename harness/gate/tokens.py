@@ -85,9 +85,10 @@ class TokenJudge:
         for repeat in range(1, run.case.repeats):
             self.tell(f"{verdict.name}: {run.case.id} again, as control")
             self._judge_control(verdict, run, found, self.runner.generate(prompts, run.generate), repeat)
-        if run.expected is None:
+        if run.expected is None:  # the others are compared with it; with itself it would always agree
             run.expected, run.first = found, f"mode {verdict.name}"
-        self._judge_tokens(verdict, run, found)
+        else:
+            self._judge_tokens(verdict, run, found)
         if run.golden is not None:
             self._judge_probes(verdict, run)
         self._judge_outside(verdict, run)
