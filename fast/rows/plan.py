@@ -64,10 +64,14 @@ class GatherPlan:
         repeats = np.flatnonzero(source != np.arange(source.size))
         out[repeats] = out[source[repeats]]
 
-    def windows(self, align_bytes: int, joined: bool = False) -> tuple[Spans, npt.NDArray[np.intp]]:
+    def windows(
+        self, align_bytes: int, joined: bool = False, limit_bytes: int | None = None
+    ) -> tuple[Spans, npt.NDArray[np.intp]]:
         """Aligned windows that hold every unique row, and the window of each row.
 
         Rows that share a block share a window, so no block is read twice; `joined` also joins windows that only touch.
+        With a limit, which must hold the window of a single row, windows that would be longer are split between rows:
+        the two parts may both read the block where they meet.
         """
         start = self.offsets // align_bytes * align_bytes
         end = -(-(self.offsets + self.table.row_bytes) // align_bytes) * align_bytes
@@ -75,6 +79,19 @@ class GatherPlan:
             return Spans(self.segments, start, end), np.empty(0, np.intp)
         gap = start[1:] > end[:-1] if joined else start[1:] >= end[:-1]
         opens = np.concatenate([[True], gap | (self.segments[1:] != self.segments[:-1])])
+        spans, window_of_row = self._spans(start, end, opens)
+        if limit_bytes is not None and int(spans.lengths.max()) > limit_bytes:
+            # Rows whose windows start in the same `step` of a long window: they end at most one row's window later.
+            step = limit_bytes - int((end - start).max()) + 1
+            assert step > 0, f"windows of at most {limit_bytes} bytes do not hold a row"
+            place = (start - spans.start[window_of_row]) // step
+            long = spans.lengths[window_of_row] > limit_bytes
+            opens[1:] |= long[1:] & (place[1:] != place[:-1])
+            return self._spans(start, end, opens)
+        return spans, window_of_row
+
+    def _spans(self, start: Offsets, end: Offsets, opens: npt.NDArray[np.bool_]) -> tuple[Spans, npt.NDArray[np.intp]]:
+        """The windows of rows, where a row that `opens` begins the next one; and the window of each row."""
         first = np.flatnonzero(opens)
         last = np.append(first[1:], start.size) - 1
         return Spans(self.segments[first], start[first], end[last]), np.cumsum(opens) - 1

@@ -36,7 +36,7 @@ class WindowReader:
         """Fill `out`. Raises: ModeUnavailable when the device refuses the first aligned read (EINVAL)."""
         started = perf_counter()
         plan = GatherPlan(self._files.table, ids)
-        spans, window_of_row = plan.windows(self._files.align_bytes)
+        spans, window_of_row = plan.windows(self._files.align_bytes, limit_bytes=self._capacity)
         ends = np.concatenate([[0], np.cumsum(spans.lengths)])
         last_row = np.append(np.flatnonzero(np.diff(window_of_row)), window_of_row.size - 1)
         needed = plan.offsets[last_row] + self._row_bytes - spans.start
@@ -46,6 +46,7 @@ class WindowReader:
         first = 0
         while first < spans.start.size:
             stop = int(np.searchsorted(ends, ends[first] + self._capacity, side="right")) - 1
+            assert stop > first, "a window is longer than the staging memory"
             part = slice(first, stop)
             slots = ends[part] - ends[first]
             reads = Reads(

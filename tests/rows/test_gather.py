@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from fast.rows import ALIASES, MODES, RowCache, RowReader, RowSettings, Table, canonical_mode, open_rows
 from reference.errors import InputError
-from tests.rows.tables import WIDTHS, pread_rows
+from tests.rows.tables import WIDTHS, make_table, pread_rows
 
 # Few rows already count as a large batch, so that both ways of every mode run on small tables.
 SETTINGS = RowSettings(inline_rows=8, queue_depth=32, workers=4, slice_reads=16, staging_bytes=1 << 20, range_pages=2)
@@ -81,6 +82,23 @@ def test_gather_returns_100_000_rows_in_order(reader: RowReader) -> None:
     ids = np.random.default_rng(3).integers(0, reader.table.rows, 100_000)
     distinct = pread_rows(reader.table, np.arange(reader.table.rows))
     assert reader.gather(ids).tobytes() == distinct[ids].tobytes()
+
+
+@pytest.mark.parametrize("type", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16], ids=lambda t: t.name)
+def test_gather_takes_neighbours_that_share_blocks_without_end(
+    tmp_path: Path, mode: str, type: gguf.GGMLQuantizationType
+) -> None:
+    """Rows of 640 or 320 bytes from byte 96 on: every two share a block, and all of them exceed the staging memory."""
+    table = make_table(tmp_path, type, (5000,))
+    ids = np.arange(table.rows)
+    assert table.rows * table.row_bytes > SETTINGS.staging_bytes
+    with open_any(table, mode) as reader:
+        assert reader.gather(ids).tobytes() == pread_rows(table, ids).tobytes()
+        if reader.effective_mode == mode and mode.endswith("-uncached"):
+            # A block is read twice where the batch was split, and no other.
+            align_bytes: int = reader._files.align_bytes  # type: ignore[attr-defined]
+            blocks = -(-table.segments[0].path.stat().st_size // align_bytes)
+            assert blocks < reader.last.bytes_asked / align_bytes <= blocks + 4
 
 
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 300])

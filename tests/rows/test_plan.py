@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,6 +49,35 @@ def test_windows_hold_every_row_once(tables: Callable[..., Table], segments: int
         if joined:
             apart = (spans.start[1:] > spans.end[:-1]) | (spans.segment[1:] != spans.segment[:-1])
             assert apart.all()
+
+    check()
+
+
+@pytest.mark.parametrize("align", [1, 512])
+@pytest.mark.parametrize("limit", [2048, 5000, 1 << 20])
+def test_windows_stay_under_a_limit(tables: Callable[..., Table], align: int, limit: int) -> None:
+    """Rows of 640 bytes from byte 96 on never begin on a block: without a limit all of them are one window."""
+    table = tables(gguf.GGMLQuantizationType.F32, 3)
+
+    @given(ids_of | st.integers(1, 3000).map(lambda count: list(range(count))))
+    def check(ids: list[int]) -> None:
+        plan = GatherPlan(table, np.array(ids, np.int64))
+        spans, owner = plan.windows(align, limit_bytes=limit)
+        whole, whole_owner = plan.windows(align)
+        assert (spans.lengths <= limit).all()
+        assert (np.diff(owner) >= 0).all()
+        assert np.unique(owner).size == spans.start.size
+        assert (spans.start[owner] <= plan.offsets).all()
+        assert (plan.offsets + table.row_bytes <= spans.end[owner]).all()
+        assert (spans.segment[owner] == plan.segments).all()
+        assert not (spans.start % align).any()
+        # One block more for each split at most, and a window that fits stays whole.
+        splits = spans.start.size - whole.start.size
+        assert int(whole.lengths.sum()) <= int(spans.lengths.sum()) <= int(whole.lengths.sum()) + splits * align
+        fits = np.flatnonzero(whole.lengths <= limit)
+        assert all(np.unique(owner[whole_owner == window]).size == 1 for window in fits.tolist())
+        # A part is no shorter than it must be: two neighbours hold more than a limit less one row's window.
+        assert splits <= int(whole.lengths.sum()) // (limit - 640 - 2 * align + 1)
 
     check()
 
