@@ -73,6 +73,7 @@ def bench(session: nox.Session) -> None:
     """Measures the cells of tests/bench and keeps the run under ci/baselines/<machine key>/."""
     install(session, "tests")
     run = Path(session.create_tmp()) / "run.json"
+    run.unlink(missing_ok=True)  # an earlier one must not be kept again where nothing is measured
     command = ["pytest", "tests/bench", "--confcutdir", "tests/bench", "-m", "slow", "--benchmark-disable-gc", "-q"]
     session.run(*command, "--benchmark-quiet", f"--benchmark-json={run}", *session.posargs)
     session.run("plegate", "trend", "ci/baselines", "--add", str(run), "--keep-only")

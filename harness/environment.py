@@ -57,7 +57,7 @@ def _commit() -> dict[str, Any]:
         if not (root / ".git").exists():
             return {"commit": None, "dirty": None}
         commit = _git(root, "rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain"))}
+        return {"commit": commit, "dirty": bool(_git(root, "status", "--porcelain", "--untracked-files=no"))}
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
 

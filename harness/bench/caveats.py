@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.bench.cells import COLD, WARM
+from harness.bench.cells import COLD, WARM, cell_from
 from harness.bench.protocol import OWN_MEMORY, PAST_THE_CACHE
 from harness.bench.statistics import FEWEST_FOR_CLAIM, GroupSummary, noise_of, unknown_noise
 from harness.bench.store import Results
@@ -153,17 +153,22 @@ def _extent(results: Results) -> Iterator[Caveat]:
 def _surroundings(results: Results) -> Iterator[Caveat]:
     from statistics import median
 
-    busy = [c["used"]["other_cpu"] for c in results.valid.values() if c["used"]["other_cpu"] is not None]
-    # The kernel counts processor time in ticks of 10 ms: only cells of at least ten ticks say something.
-    long = [
-        c["used"]["other_cpu"]
-        for c in results.valid.values()
-        if c["used"]["other_cpu"] is not None and c["seconds"] >= 0.1
-    ]
-    if busy and long and median(long) > BUSY_CORES:
+    # Of the whole process of a cell: the kernel counts in ticks of 10 ms, too coarse for what is measured in it.
+    found = [c["process"]["other_cpu"] for c in results.valid.values()]
+    if (known := [cores for cores in found if cores is not None]) and median(known) > BUSY_CORES:
         yield Caveat(
             "busy-machine",
-            f"other processes kept {median(long):.1f} cores busy in the median cell, expected an idle machine",
+            f"other processes kept {median(known):.1f} cores busy in the median cell, expected an idle machine",
+        )
+    blocks: dict[tuple[str, int], set[int]] = {}
+    for cell in results.valid.values():
+        each = cell_from(cell["cell"])
+        blocks.setdefault((each.group.id, each.repeat), set()).add(cell.get("session", 0))
+    if split := sum(len(sessions) > 1 for sessions in blocks.values()):
+        yield Caveat(
+            "split-blocks",
+            f"{split} of {len(blocks)} blocks were measured in more than one session (--resume): their pairs did not "
+            "run next to each other",
         )
     codes: dict[Any, set[str]] = {}
     for cell in results.valid.values():

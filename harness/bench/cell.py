@@ -29,6 +29,7 @@ from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, CannotRun
 from reference.errors import InputError
 
 SCHEMA = 1
+PARENT = "PLEGATE_BENCH_PARENT"  # the process that a cell ends with
 # A warm-up after the eviction would bring rows back: such a cell is cold, but its reader is not the one warmed up.
 REOPENED = (
     "the table left memory only after the reader was closed: the one that was measured had just been opened, and what "
@@ -59,7 +60,7 @@ def run_cell(spec: dict[str, Any], kernel: protocol.Kernel | None = None) -> dic
     Raises: InputError for a model, mode or prompt that cannot be used.
     """
     kernel = kernel or protocol.Kernel()
-    started = perf_counter()
+    started, counters = perf_counter(), usage.Usage.now()
     cell, arm = cell_from(spec["cell"]), arm_from(spec["arm"])
     bench = Workbench(
         Path(spec["model"]),
@@ -71,11 +72,13 @@ def run_cell(spec: dict[str, Any], kernel: protocol.Kernel | None = None) -> dic
     )
     with bench:
         tokens = bench.tokens(spec.get("tokens"))
-        bench.load(tokens, cell.repeat)
+        bench.load(tokens, cell)
         opened = perf_counter()
         bench.bench.warm_up(tokens.warm_up(cell.workload, bench.chunk))
         result = _measure(bench, cell, spec, kernel)
-        result["process"] |= {"opened_s": opened - started, "whole_s": perf_counter() - started}
+        whole_s = perf_counter() - started
+        result["process"] |= {"opened_s": opened - started, "whole_s": whole_s}
+        result["process"]["other_cpu"] = counters.until(usage.Usage.now(), whole_s)["other_cpu"]
         if cell.workload.kind != "gather":
             result["device"] = usage.device_facts()
     return result
@@ -84,18 +87,19 @@ def run_cell(spec: dict[str, Any], kernel: protocol.Kernel | None = None) -> dic
 def _measure(bench: Workbench, cell: Cell, spec: dict[str, Any], kernel: protocol.Kernel) -> dict[str, Any]:
     """Make the state, prove it, measure, prove again."""
     tokens = bench.tokens(spec.get("tokens"))
-    measured, count = tokens.measured(cell.workload, cell.repeat), cell.workload.tokens
-    before = bench.before(tokens, cell.repeat)
-    if cell.state == COLD:
-        bench.bench.place()
-        proof, _ = protocol.make_cold(
-            bench.table, bench.handle.reader, bench.reopen, bool(spec.get("drop_caches")), kernel
-        )
+    measured, before, count = tokens.measured(cell), tokens.before(cell), cell.workload.tokens
+    drop_caches = bool(spec.get("drop_caches"))
+    bench.bench.place()
+    evicted = None
+    if cell.state == COLD or spec.get("limit"):  # a limit counts only the pages that come in under it
+        evicted, _ = protocol.make_cold(bench.table, bench.handle.reader, bench.reopen, drop_caches, kernel)
+    if cell.state == COLD and evicted:
+        proof = evicted
     else:
-        bench.bench.place()
         rehearsal = bench.bench.run(measured, count)
         bench.bench.place()
         proof = protocol.make_warm(bench.table, _ids(bench, rehearsal.fed, before), kernel)
+        proof.reasons += [f"limit: {reason}" for reason in evicted.reasons] if evicted else []
     gathered = _totals(bench)
     usage.forget_peak()
     counters = usage.Usage.now()
@@ -193,7 +197,7 @@ def main() -> int:
             warnings.simplefilter("ignore")  # fallbacks are in the result, which is where they are looked for
             result = run_cell(spec)
         head = {"schema": SCHEMA, "cell": spec["cell"], "arm": spec["arm"], "limit": limit}
-        head["code"] = code_digest()
+        head |= {"session": spec.get("session", 0), "code": code_digest()}
         write_json(sys.argv[1], head | result)
     except InputError as error:
         print(error, file=sys.stderr)
@@ -212,8 +216,8 @@ def _end_with_parent() -> None:
     import signal
 
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() == 1:
-        raise SystemExit(EXIT_CANNOT_RUN)
+    if str(os.getppid()) != os.environ.get(PARENT, str(os.getppid())):  # it ended before the line above
+        raise SystemExit("the run that this cell belongs to has ended")
 
 
 if __name__ == "__main__":

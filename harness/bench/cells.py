@@ -45,11 +45,6 @@ class Arm:
     settings: tuple[tuple[str, str], ...] = ()
     commit: str | None = None
 
-    @property
-    def twin(self) -> bool:
-        """Whether this is the second run of the baseline, which measures the noise."""
-        return self.name.endswith(TWIN)
-
     def row_settings(self) -> dict[str, Any]:
         """The settings that are the row reader's."""
         return {name: int(value) for name, value in self.settings if name in _ROW_SETTINGS}
@@ -133,8 +128,10 @@ def parse_arm(text: str) -> Arm:
             mode = canonical_mode(key)
         elif key.startswith("commit:") and not equals and len(key) > len("commit:"):
             commit = key.removeprefix("commit:")
-        elif (equals and (key in _ROW_SETTINGS or key == "chunk") and value.isdecimal()) or (
-            equals and key == "overlap" and value in ("auto", "always", "never")
+        elif equals and (
+            (key in _ROW_SETTINGS and value.isdecimal())
+            or (key == "chunk" and value.isdecimal() and 0 < int(value) <= MAX_TOKENS)
+            or (key == "overlap" and value in ("auto", "always", "never"))
         ):
             settings.append((key, value))
         else:

@@ -14,7 +14,10 @@ Timed = tuple[Cell, float]
 
 
 def preparation_cells(matrix: Matrix) -> list[Cell]:
-    """One cell per depth, and per kind of workload at the first: they make what is made once and kept."""
+    """One cell per depth, and per kind of workload at the first: they make what is made once and kept.
+
+    They and those of the calibration have a repeat that no cell of the run has, and so other tokens.
+    """
     state = matrix.states[0]
     commits = {arm.commit: arm for arm in reversed(matrix.arms)}
     kinds = {work.kind: work for work in reversed(matrix.workloads) if work.kind != "gather"}
@@ -22,17 +25,17 @@ def preparation_cells(matrix: Matrix) -> list[Cell]:
     for arm in commits.values():
         for place, kind in enumerate(sorted(kinds, reverse=True)):  # prefill first: its engine makes the states
             depths = matrix.depths if place == 0 else matrix.depths[:1]
-            cells += [Cell(arm.name, state, depth, kinds[kind], 0) for depth in depths]
+            cells += [Cell(arm.name, state, depth, kinds[kind], matrix.repeats) for depth in depths]
     return cells
 
 
 def calibration_cells(matrix: Matrix) -> list[Cell]:
     """The cells whose times stand for all: the baseline at both ends and in both states, every arm once."""
     base, state, work = matrix.baseline.name, matrix.states[0], matrix.workloads[0]
-    ends = sorted({min(matrix.depths), max(matrix.depths)})
-    cells = [Cell(base, state, depth, each, 0) for each in matrix.workloads for depth in ends]
-    cells += [Cell(base, other, ends[0], each, 0) for other in matrix.states[1:] for each in matrix.workloads]
-    cells += [Cell(arm.name, state, ends[0], work, 0) for arm in matrix.arms[1:]]
+    ends, repeat = sorted({min(matrix.depths), max(matrix.depths)}), matrix.repeats
+    cells = [Cell(base, state, depth, each, repeat) for each in matrix.workloads for depth in ends]
+    cells += [Cell(base, other, ends[0], each, repeat) for other in matrix.states[1:] for each in matrix.workloads]
+    cells += [Cell(arm.name, state, ends[0], work, repeat) for arm in matrix.arms[1:]]
     return cells
 
 

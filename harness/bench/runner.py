@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.atomic import write_json
-from harness.bench.cell import SCHEMA
+from harness.bench.cell import PARENT, SCHEMA
 from harness.bench.cells import Cell, arm_as_dict, cell_as_dict
 from harness.bench.commits import tree_of
 from harness.bench.memory_limit import limited
@@ -33,6 +33,7 @@ class Runner:
         self._store, self._plan, self._tell = store, plan, tell
         self._model, self._cache_dir = model.resolve(), cache_dir.resolve()
         self._tokens = plan.tokens
+        self._session = 0
 
     def run(self) -> Results:
         """Prepare, calibrate, predict, measure. Ctrl-C leaves every finished cell; so does anything else."""
@@ -47,7 +48,9 @@ class Runner:
             (cell, results.cells[cell.id]["wall_s"]) for cell in cells if "wall_s" in results.cells.get(cell.id, {})
         ]
         estimate = self._estimate(missing, known)
-        session: dict[str, Any] = {"cells": 0, "predicted_s": estimate.total(missing), "took_s": 0.0}
+        session: dict[str, Any] = {"cells": 0, "of": len(missing), "predicted_s": estimate.total(missing)}
+        session |= {"predicted_for_cells_s": 0.0, "took_s": 0.0}
+        self._session = len(timing["sessions"])
         timing["sessions"].append(session)
         self._store.write_timing(timing)
         self._measure(missing, len(cells), estimate, timing)
@@ -84,6 +87,7 @@ class Runner:
             result = self._one(cell, self._store.path(cell))
             left.finished(cell, result["wall_s"])
             session["cells"], session["took_s"] = number + 1, time.monotonic() - started
+            session["predicted_for_cells_s"] += estimate.seconds(cell)
             self._store.write_timing(timing)
 
     def _one(self, cell: Cell, path: Path) -> dict[str, Any]:
@@ -102,6 +106,7 @@ class Runner:
                     "cache_dir": str(self._cache_dir),
                     "drop_caches": self._plan.drop_caches,
                     "tokens": self._tokens,
+                    "session": self._session,
                     "limit": limit.as_dict() if limit else None,
                 }
                 failure = run_child(spec, path, root)
@@ -117,7 +122,7 @@ class Runner:
 
 def run_child(spec: dict[str, Any], path: Path, root: Path) -> str | None:
     """Run one cell in a process; None when it wrote its result, else what went wrong."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *_kept_paths()])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *_kept_paths()]), PARENT: str(os.getpid())}
     command = [sys.executable, "-m", "harness.bench.cell", str(path.resolve())]
     path.unlink(missing_ok=True)
     with subprocess.Popen(

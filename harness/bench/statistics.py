@@ -13,7 +13,8 @@ from math import exp, inf, log
 from statistics import median
 from typing import Any
 
-from harness.bench.cells import Cell, Group
+from harness.bench.cells import COLD, Cell, Group
+from harness.bench.protocol import OWN_MEMORY
 from harness.bench.store import Results
 
 CONFIDENCE = 0.90
@@ -196,6 +197,10 @@ def _compare(
     if not ratios:
         return Comparison(group, arm, base, None, None, NO_CLAIM, f"no block has valid cells of both {arm} and {base}")
     ratio, noise = spread(ratios), noise_of(twin)
+    own = [a.name for a in results.plan.matrix.arms if a.mode in OWN_MEMORY and a.name in (arm, base)]
+    if group.state == COLD and own:
+        why = f"{own[0]} holds the table in its own memory: it is never cold"
+        return Comparison(group, arm, base, ratio, noise, NO_CLAIM, why)
     least = results.plan.least_unique
     if ratio.low is None:
         why = f"{ratio.count} valid pairs, {FEWEST_FOR_CLAIM} are needed for a {CONFIDENCE:.0%} interval"

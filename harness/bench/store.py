@@ -21,7 +21,8 @@ from reference.errors import InputError
 _MEASURE_AGAIN = "remove the file and use --resume to measure it again"
 _START_AGAIN = "the run cannot be read: start another one, with another --out"
 _INVALID = {"cell", "arm", "reasons", "notes"}
-_VALID = _INVALID | {"seconds", "tokens_per_s", "rows", "used", "gather", "memory", "effective_mode", "exposed_wait_s"}
+_VALID = _INVALID | {"seconds", "tokens_per_s", "exposed_wait_s", "effective_mode"}
+_VALID |= {"rows", "used", "gather", "memory", "process"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Store:
         taken = _read_json(timing, "remove the file") if timing.exists() else {}
         with _whole(timing, "remove the file"):
             for session in taken.get("sessions", []):
-                float(session["predicted_s"]), float(session["took_s"]), int(session["cells"])
+                float(session["predicted_for_cells_s"]), float(session["took_s"]), int(session["cells"]), session["of"]
         return Results(plan, cells, taken)
 
     @contextmanager

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.bench.cells import Workload
+from harness.bench.cells import Cell, Workload
 from harness.bench.plan import LEAD_IN
 from harness.prompts import check_ids, varied_ids
 from reference.errors import InputError
 from reference.ngram import NgramHash
 
-_CONTEXT_SEED, _WARM_UP_SEED, _MEASURED_SEED = 1, 2, 1000
+_CONTEXT_SEED, _WARM_UP_SEED = 1, 2
 
 
 @dataclass(frozen=True)
 class Tokens:
     """Where a cell's tokens come from: varied ids by default, so that rows are as different as text makes them.
 
-    given: a prompt that people bring; every repeat then measures its beginning. Every arm of a block gets the same
-    tokens; another repeat gets others, so that no cache below the kernel (a disk's, a hypervisor's) knows them already.
+    given: a prompt that people bring; every cell then measures its beginning. Else every arm of a block gets the same
+    tokens and every block others: a cache below the kernel (a disk's, a hypervisor's) knows the rows from the first arm
+    of the block at the earliest, which is why blocks turn round.
     """
 
     vocab: int
@@ -33,12 +35,20 @@ class Tokens:
         """What stands before every workload at that depth."""
         return varied_ids(depth, self.vocab, _CONTEXT_SEED, avoid=self.avoid) if depth else []
 
-    def measured(self, workload: Workload, repeat: int) -> list[int]:
+    def measured(self, cell: Cell) -> list[int]:
         """The tokens of a prefill or gather, or the ones a decode continues."""
-        count = LEAD_IN if workload.kind == "decode" else workload.tokens
+        count = LEAD_IN if cell.workload.kind == "decode" else cell.workload.tokens
         if self.given is not None:
             return list(self.given[:count])
-        return varied_ids(count, self.vocab, _MEASURED_SEED + repeat, avoid=self.avoid)
+        seed = crc32(f"{cell.group.id}.r{cell.repeat}".encode())
+        return varied_ids(count, self.vocab, seed, avoid=self.avoid)
+
+    def before(self, cell: Cell) -> list[int]:
+        """The last tokens that are fed before the ones whose rows are counted: their hashes reach back."""
+        if cell.workload.kind == "gather":
+            return []
+        lead_in = self.measured(cell) if cell.workload.kind == "decode" else []
+        return self.context(cell.depth)[-LEAD_IN:] + lead_in
 
     def warm_up(self, workload: Workload, chunk: int) -> list[int]:
         """Other tokens, few, that make everything run once: compile, start threads, fill pools.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -94,6 +95,14 @@ def _row(summary: GroupSummary, side: Side, comparison: Comparison | None) -> tu
         "" if unique is None or total is None else f"{unique:.0f}/{total:.0f}",
         verdict,
     )
+
+
+def timing_text(session: Mapping[str, Any]) -> str:
+    """What a session took, beside what was predicted at its start for the cells that it finished."""
+    cells, took, predicted = session["cells"], session["took_s"], session["predicted_for_cells_s"]
+    part = "" if cells == session["of"] else f" of {session['of']}"
+    off = f" ({took / predicted - 1:+.0%})" if predicted else ""
+    return f"{cells}{part} cells took {took / 60:.1f} min; predicted at the start: {predicted / 60:.1f} min{off}"
 
 
 def short(value: float) -> str:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from fast.rows import RowReader, RowSettings, locate_table, open_rows
-from harness.bench.cells import Arm, Workload
+from harness.bench.cells import Arm, Cell, Workload
 from harness.bench.plan import LEAD_IN
 from harness.bench.stream import Tokens, row_ids
 from reference.config import ModelConfig
@@ -37,7 +34,6 @@ class Run:
     exposed_wait_s: float | None = None
     compute_s: float | None = None
     compile_s: float = 0.0
-    logits: npt.NDArray[np.float32] | None = field(default=None, repr=False)
 
 
 class Bench(Protocol):
@@ -117,16 +113,15 @@ class ModelBench:
             started = perf_counter()
             fed = list(self._sequence.greedy(count))
             seconds = perf_counter() - started
-            logits = None
         else:
             fed = list(tokens[:count])
             started = perf_counter()
-            logits = self._sequence.feed(fed, last_only=True)
+            self._sequence.feed(fed, last_only=True)
             seconds = perf_counter() - started
         timings = self.engine.timings
         steps = [(step.tokens, step.compute_s + step.exposed_wait_s, step.exposed_wait_s) for step in timings.steps]
         compute_s = timings.prefill_compute_s + timings.decode_compute_s
-        return Run(seconds, steps, fed, timings.exposed_wait_s, compute_s, timings.compile_s, logits)
+        return Run(seconds, steps, fed, timings.exposed_wait_s, compute_s, timings.compile_s)
 
 
 class Workbench:
@@ -165,7 +160,7 @@ class Workbench:
         avoid = tuple(sorted({self.config.ple.hash.eos} & set(range(self.config.vocab))))
         return Tokens(self.config.vocab, avoid, tuple(given) if given is not None else None)
 
-    def load(self, tokens: Tokens, repeat: int) -> None:
+    def load(self, tokens: Tokens, cell: Cell) -> None:
         """Load the model where the workload needs one, and the state of the depth."""
         if self.workload.kind == "gather":
             bench = GatherBench(self.handle)
@@ -181,14 +176,7 @@ class Workbench:
         self._stack.callback(engine.close)
         self.chunk = engine.settings.chunk
         saved = depth_state(engine, self.file, tokens.context(self.depth), self.cache_dir, make)
-        self.bench = ModelBench(engine, self.workload, saved, tokens.measured(self.workload, repeat))
-
-    def before(self, tokens: Tokens, repeat: int) -> list[int]:
-        """What was fed before the measured tokens."""
-        if self.workload.kind == "gather":
-            return []
-        lead_in = tokens.measured(self.workload, repeat) if self.workload.kind == "decode" else []
-        return tokens.context(self.depth)[-LEAD_IN:] + lead_in
+        self.bench = ModelBench(engine, self.workload, saved, tokens.measured(cell))
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,9 @@ import typer
 
 from harness.commands.options import DEFAULT_RESULTS, CacheDir, JsonFile, Model
 
+SAME_MACHINE = ("cpu", "cores", "kernel", "file_system", "disk", "python", "versions", "code")
+"""What must be as it was for a run to be taken up again."""
+
 if TYPE_CHECKING:
     from harness.bench.plan import Matrix
     from harness.bench.store import Results, RunPlan
@@ -108,12 +111,13 @@ def bench(
 
     store = Store(out)
     check_outputs({"--json": json_file}, [model, tokens, *store.kept], made=out)
-    matrix = _matrix(arm, baseline, state, depth, workload, repeats, twin)
+    matrix = _matrix(arm, baseline if arm or not resume else None, state, depth, workload, repeats, twin)
     if resume:
         plan = _checked_plan(store.read(), model)
-        of_matrix = {"arm": "arms", "baseline": "arms", "state": "states", "depth": "depths", "workload": "workloads"}
+        of_matrix = {"arm": "arms", "state": "states", "depth": "depths", "workload": "workloads"}
         of_matrix |= {"repeats": "repeats", "twin": "twin"}
         asked = {name: (getattr(matrix, of), getattr(plan.matrix, of)) for name, of in of_matrix.items()}
+        asked["baseline"] = baseline, plan.matrix.baseline.name
         asked["tokens"] = tokens and read_one_prompt(tokens), plan.tokens
         asked["memory_limit"] = memory_limit and parse_size(memory_limit), plan.memory_limit_bytes
         asked |= {"least_unique": (least_unique, plan.least_unique), "drop_caches": (drop_caches, plan.drop_caches)}
@@ -218,7 +222,7 @@ def _checked_plan(results: Results, model: Path) -> RunPlan:
     here = machine_facts(model)
     for name, found, expected in (
         *((name, facts[name], results.plan.model[name]) for name in facts),
-        *((name, here[name], results.plan.machine[name]) for name in ("cpu", "cores", "kernel", "code")),
+        *((name, here.get(name), results.plan.machine.get(name)) for name in SAME_MACHINE),
     ):
         if found != expected:
             raise InputError(
@@ -229,9 +233,7 @@ def _checked_plan(results: Results, model: Path) -> RunPlan:
 
 
 def _print_timing(results: Results) -> None:
-    from rich.console import Console
+    from harness.bench.summary import timing_text
 
     for session in results.timing.get("sessions", []):
-        predicted, took = session["predicted_s"], session["took_s"]
-        text = f"{session['cells']} cells took {took / 60:.1f} min; predicted at the start: {predicted / 60:.1f} min"
-        Console().print(f"{text} ({took / predicted - 1:+.0%})", markup=False, highlight=False)
+        typer.echo(timing_text(session))

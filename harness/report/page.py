@@ -10,7 +10,7 @@ from harness.bench.caveats import Caveat
 from harness.bench.cells import TWIN
 from harness.bench.statistics import CHANCE, CONFIDENCE, GroupSummary
 from harness.bench.store import Results
-from harness.bench.summary import ADVICE, claims, interval_text, short
+from harness.bench.summary import ADVICE, claims, interval_text, short, timing_text
 from harness.report.figures import Look, looks, swatch
 from harness.report.sections import plots
 
@@ -32,6 +32,7 @@ def render(results: Results, summaries: Sequence[GroupSummary], found: Sequence[
         chance=f"{CHANCE:.0%}",
         chance_noisier=f"{1 - CONFIDENCE:.0%}",
         comparisons=sum(len(summary.comparisons) for summary in summaries),
+        timing_text=timing_text,
         legend=legend(look),
         sections=plots(results, summaries, look),
         ratio_rows=_ratio_rows(summaries),

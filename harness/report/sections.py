@@ -156,7 +156,7 @@ def _bars(
     panels = []
     cold = [summary for summary in summaries if summary.group.state == COLD]
     for work in dict.fromkeys(summary.group.workload for summary in cold):
-        first = next(summary for summary in cold if summary.group.workload == work)
+        first = min((s for s in cold if s.group.workload == work), key=lambda s: s.group.depth)
         values = {name: v for name in look if name in first.sides and (v := value(first.sides[name]))}
         if values:
             caption = f"{work.kind} of {work.tokens}, cold, depth {first.group.depth}"

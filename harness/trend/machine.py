@@ -13,6 +13,7 @@ FACTS = {
     "ram_gib": "memory in GiB, rounded",
     "kernel": "kernel",
     "file_system": "file system",
+    "disk": "disk",
     "device": "computing device",
     "jax": "jax version",
 }
@@ -27,6 +28,7 @@ def key_facts(machine: dict[str, Any], device: str | None) -> dict[str, Any]:
         "ram_gib": round(ram / 2**30) if ram else None,
         "kernel": machine.get("kernel"),
         "file_system": machine.get("file_system"),
+        "disk": machine.get("disk"),
         "device": device,
         "jax": machine.get("versions", {}).get("jax"),
     }

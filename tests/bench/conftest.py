@@ -41,8 +41,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[_STARTED] = (Usage.now(), time.perf_counter())
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Measure nothing while the shape checks of the other tests are on: `--confcutdir tests/bench` leaves them out."""
+    known = [item.name for item in items]
+    for text in config.getoption("--plant-slowdown"):
+        cell, _, factor = text.rpartition("=")
+        if not any(name.endswith(f"-{cell}]") for name in known) or not factor.replace(".", "", 1).isdecimal():
+            raise pytest.UsageError(f"--plant-slowdown {text}: expected CELL=FACTOR with the name of a cell to measure")
     if "tests.conftest" in sys.modules or "conftest" in sys.modules:
         apart = pytest.mark.skip(
             reason="measured by `nox -s bench`, without the shape checks that slow every call down"
@@ -84,7 +89,11 @@ class Station:
         from fast.rows import open_rows
 
         if mode not in self.readers:
-            self.readers[mode] = open_rows(self.bench.table, mode)
+            reader = open_rows(self.bench.table, mode)
+            if reader.effective_mode != mode and mode != "auto":
+                reader.close()
+                pytest.skip(f"{mode} cannot run here: {reader.fallback_reason}")
+            self.readers[mode] = reader
         return self.readers[mode]
 
     def case(self, cell: Cell, mode: str) -> Case:
@@ -106,7 +115,7 @@ class Station:
             self._saved[cell.depth] = depth_state(
                 self._engine, self.bench.file, context, self.cache_dir, self._make_engine
             )
-        lead_in = tokens.measured(cell.workload, cell.repeat)
+        lead_in = tokens.measured(cell)
         return ModelBench(self._engine, cell.workload, self._saved[cell.depth], lead_in)
 
     def _make_engine(self) -> FastEngine:
@@ -125,14 +134,12 @@ class Case:
     def __init__(self, station: Station, cell: Cell, mode: str, bench: Any) -> None:
         self.station, self.cell, self.mode, self.bench = station, cell, mode, bench
         tokens = station.bench.tokens()
-        self.measured = tokens.measured(cell.workload, cell.repeat)
+        self.measured = tokens.measured(cell)
         station.bench.handle.reader = station.reader(mode)
         bench.warm_up(tokens.warm_up(cell.workload, 512))
         self.bench.place()
         run = bench.run(self.measured, cell.workload.tokens)
-        before = tokens.context(cell.depth)[-16:] if cell.workload.kind != "gather" else []
-        before = before + (self.measured if cell.workload.kind == "decode" else [])
-        ids = row_ids(station.bench.config.ple.hash, run.fed, before)
+        ids = row_ids(station.bench.config.ple.hash, run.fed, tokens.before(cell))
         self.rounds = ProvenRounds(station.bench.table, ids, state=cell.state, mode=mode, name=cell.id)
 
     def prepare(self) -> None:

@@ -86,6 +86,7 @@ def made_up(plan: RunPlan, seconds: Callable[[Cell], float], **changes: Any) -> 
                 "cpu_s": 1.0,
                 "other_cpu": 0.0,
             },
+            "process": {"other_cpu": 0.0},
             "memory": {"peak_rss_bytes": 1 << 29, "anonymous_bytes": 1 << 28},
             "wall_s": 3.0,
         }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -115,12 +117,24 @@ def test_workload_that_is_not_understood_is_refused(text: str) -> None:
         parse_workload(text)
 
 
-def test_tokens_differ_between_repeats_and_are_the_same_within_one() -> None:
-    tokens = Tokens(4096, (1,))
-    work = Workload("prefill", 256)
-    assert tokens.measured(work, 0) == tokens.measured(work, 0)
-    assert tokens.measured(work, 0) != tokens.measured(work, 1)
-    assert 1 not in tokens.measured(work, 0) + tokens.context(300) + tokens.warm_up(work, 512)
+def test_tokens_are_the_same_for_all_arms_of_a_block_and_others_in_every_block() -> None:
+    """Also at another depth, in the other state, and at the beginning of a longer workload."""
+    tokens, work = Tokens(4096, (1,)), Workload("prefill", 256)
+    cell = Cell("one", "cold", 0, work, 0)
+    first = tokens.measured(cell)
+    assert tokens.measured(replace(cell, arm="two")) == first
+    changes: list[dict[str, Any]] = [{"repeat": 1}, {"depth": 4096}, {"state": "warm"}]
+    changes.append({"workload": Workload("prefill", 512)})
+    for change in changes:
+        assert tokens.measured(replace(cell, **change))[:256] != first, change
+    assert 1 not in first + tokens.context(300) + tokens.warm_up(work, 512)
+
+
+def test_calibration_has_tokens_of_its_own() -> None:
+    """Rows that a calibration has read would be known to a disk's cache when the first cells read them."""
+    made = matrix(repeats=3)
+    others = {cell.repeat for cell in preparation_cells(made) + calibration_cells(made)}
+    assert not others & {cell.repeat for cell in order(made)}
 
 
 def test_given_prompt_is_never_repeated_to_fill_it_up() -> None:

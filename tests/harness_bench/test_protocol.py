@@ -118,6 +118,40 @@ def test_cell_with_a_reader_opened_anew_says_so(table_file: Path, tmp_path: Path
     assert texts == [f"{len(results.valid)} cells: {REOPENED}"]
 
 
+@pytest.mark.parametrize("drop_caches", [False, True])
+def test_caches_of_the_machine_are_dropped_only_when_asked_for(
+    table_file: Path, tmp_path: Path, drop_caches: bool
+) -> None:
+    asked = []
+
+    def failing(_: Table, drop: bool) -> residency.Eviction:
+        asked.append(drop)
+        return residency.Eviction(0.5, "pretended", 3)
+
+    run_cell(spec_of(table_file, tmp_path, drop_caches=drop_caches), replace(protocol.Kernel(), make_cold=failing))
+    assert asked == [False, drop_caches]
+
+
+@pytest.mark.parametrize("limit", [None, {"kind": "cgroup2", "size_bytes": 1 << 30}])
+def test_warm_cell_under_a_limit_brings_its_rows_in_itself(
+    table_file: Path, tmp_path: Path, limit: dict[str, Any] | None
+) -> None:
+    """A limit does not count pages that were in memory before: they are evicted first, and that is proven too."""
+    evicted = []
+
+    def failing(table: Table, _: bool) -> residency.Eviction:
+        evicted.append(table.rows)
+        return residency.Eviction(0.5, "pretended", 3)
+
+    result = run_cell(spec_of(table_file, tmp_path, "direct", "warm", limit=limit))
+    assert result["valid"], result["reasons"]
+    kernel = replace(protocol.Kernel(), make_cold=failing)
+    result = run_cell(spec_of(table_file, tmp_path, "direct", "warm", limit=limit), kernel)
+    assert bool(evicted) == (limit is not None)
+    assert result["valid"] == (limit is None)
+    assert all(reason.startswith("limit: eviction-failed") for reason in result["reasons"])
+
+
 def test_faked_residency_is_found_out_by_the_device(table_file: Path, tmp_path: Path) -> None:
     """Residency says cold although nothing was evicted: the device read nothing, so the rows came from memory."""
     with open_gguf(table_file) as model:

@@ -118,7 +118,7 @@ def test_other_baseline_and_json(tmp_path: Path, run_command: Run) -> None:
 def test_markdown_has_every_arm_at_every_depth_and_says_what_speaks_against_it(
     tmp_path: Path, run_command: Run
 ) -> None:
-    results = made_up(plan(), steady(0.01, uring=0.5), used={"other_cpu": 1.0})
+    results = made_up(plan(), steady(0.01, uring=0.5), process={"other_cpu": 1.0})
     store_of(results, tmp_path / "run")
     _page(tmp_path / "run", run_command, "--markdown", str(tmp_path / "summary.md"))
     text = (tmp_path / "summary.md").read_text(encoding="utf-8")

@@ -24,6 +24,13 @@ PRETENDED = """
 from fast.rows import residency
 residency.make_cold = lambda *_: residency.Eviction(0.0, "pretended", 1)
 """
+FORBIDDEN = """
+from fast.rows.reader import ModeUnavailable
+from fast.rows.uring import UringReader
+def refuse(_):
+    raise ModeUnavailable("a test forbids it")
+UringReader._open = refuse
+"""
 SLOW_CHECK_S = 0.25
 SLOW_CHECK = f"""
 import time
@@ -96,6 +103,22 @@ def _benchmark(table_file: Path, folder: Path, cell: str, planted: str) -> tuple
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     text = kept.read_text(encoding="utf-8") if kept.exists() else ""
     return done.returncode, done.stdout + done.stderr, json.loads(text)["benchmarks"] if text else []
+
+
+def test_benchmark_of_a_mode_that_cannot_run_is_skipped_and_not_kept(table_file: Path, tmp_path: Path) -> None:
+    """What ran in its place must not be kept under its name: the trend then says that the cell is missing."""
+    _, output, kept = _benchmark(table_file, tmp_path, "uring-cold", FORBIDDEN)
+    assert "1 skipped" in output
+    assert kept == []
+
+
+def test_planted_slowdown_of_no_cell_is_refused() -> None:
+    command = [sys.executable, "-m", "pytest", "tests/bench", "--confcutdir", "tests/bench", "-m", "slow", "-q"]
+    command += ["--collect-only", "--plant-slowdown"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    for given, code in (("uring-cold-gather512-d0=1.5", 0), ("urging-cold-gather512-d0=1.5", 4), ("uring-cold", 4)):
+        done = subprocess.run([*command, given], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
 
 
 def test_benchmark_with_a_pretended_eviction_fails_and_is_not_kept(table_file: Path, tmp_path: Path) -> None:

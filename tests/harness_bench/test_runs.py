@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from harness.bench.cell import PARENT
 from harness.bench.cells import Arm
 from harness.bench.commits import resolve, tree_of
 from harness.bench.memory_limit import limited, parse_size
@@ -72,7 +73,13 @@ def test_stopped_run_goes_on_where_it_was(table_file: Path, tmp_path: Path, numb
     assert len(after) == 12
     assert before == {name: after[name] for name in before}
     assert not list(tmp_path.glob("run/**/.*.part"))
-    assert "cells took" in output
+    sessions = json.loads((tmp_path / "run" / "timing.json").read_text())["sessions"]
+    assert [session["of"] for session in sessions] == [12, 12 - len(before)]
+    for session in sessions:  # each is compared with what was predicted for the cells that it finished
+        assert 0 < session["predicted_for_cells_s"] <= session["predicted_s"] * (1 + 1e-9)
+    assert sessions[0]["predicted_for_cells_s"] < sessions[0]["predicted_s"]
+    assert f"{sessions[0]['cells']} of 12 cells took" in output
+    assert {json.loads(path.read_text())["session"] for path in (tmp_path / "run" / "cells").iterdir()} == {0, 1}
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +118,41 @@ def test_resume_with_another_model_is_refused(
     result = run_command(*arguments_of(other, tmp_path, "--resume"))
     assert result.exit_code == 2
     assert "changed_ns" in result.output
+
+
+def test_resume_compares_what_is_asked_with_the_run_and_not_with_defaults(
+    finished_run: Path, table_file: Path, tmp_path: Path, run_command: Run
+) -> None:
+    shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
+    resumed = ("bench", table_file, "--resume", "--out", tmp_path / "run", "--cache-dir", tmp_path / "cache")
+    assert run_command(*resumed, "--baseline", "prefetch").exit_code == 0
+    result = run_command(*resumed, "--baseline", "mmap-random")
+    assert result.exit_code == 2
+    assert "--baseline is another than the run was started with" in " ".join(result.output.split())
+    path = tmp_path / "run" / "run.json"
+    content = json.loads(path.read_text())
+    content["machine"]["versions"]["jax"] = "0.0.1"
+    path.write_text(json.dumps(content))
+    result = run_command(*resumed)
+    assert result.exit_code == 2
+    assert "--resume: versions is" in result.output
+
+
+@pytest.mark.parametrize("parent", ["1", "another"])
+def test_cell_ends_when_its_run_has_ended_and_only_then(tmp_path: Path, parent: str) -> None:
+    """The run may be process 1 itself, in a container: that its number is 1 says nothing."""
+    command = [sys.executable, "-m", "harness.bench.cell", str(tmp_path / "result.json")]
+    wrong = str(os.getpid() + 1) if parent == "another" else parent
+    environment = os.environ | {PARENT: wrong}
+    done = subprocess.run(command, cwd=ROOT, env=environment, input="{}", capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "has ended" in done.stderr
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {PARENT: str(os.getpid())}, input="{}", capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "the spec has schema None" in done.stderr
 
 
 def test_invalid_cells_alone_are_measured_again(

@@ -132,7 +132,7 @@ def test_only_pairs_of_valid_cells_are_compared() -> None:
     ("change", "name"),
     [
         ({"used": {"disk_bytes": 10**7}}, "warm-reads"),
-        ({"used": {"other_cpu": 1.2}}, "busy-machine"),
+        ({"process": {"other_cpu": 1.2}}, "busy-machine"),
         ({"rows": {"table_pages": 5000}}, "small-table"),
         ({"limit": {"problem": "no cgroup", "kind": "rlimit"}}, "limit-not-applied"),
         ({"notes": ["direct: continued with pread"]}, "note"),
@@ -153,6 +153,24 @@ def test_code_that_changed_meanwhile_is_named() -> None:
     assert "mixed-code" not in _names(results)
     results.cells[results.plan.cells()[0].id]["code"] = "2"
     assert "mixed-code" in _names(results)
+
+
+def test_busy_machine_is_seen_in_short_cells_too() -> None:
+    results = made_up(plan(), lambda _: 0.002, process={"other_cpu": 1.2})
+    assert "busy-machine" in _names(results)
+
+
+def test_blocks_of_two_sessions_are_named() -> None:
+    results = made_up(plan(), steady(0.01))
+    next(iter(results.cells.values()))["session"] = 1
+    assert "split-blocks" in _names(results)
+
+
+def test_nothing_cold_is_claimed_of_a_mode_with_the_table_in_its_memory() -> None:
+    made = plan(arms=(Arm("prefetch", "prefetch"), Arm("all", "resident")))
+    found = _comparisons(made_up(made, steady(0.01, all=0.1)))
+    assert {(c.group.state, c.verdict) for c in found} == {("cold", NO_CLAIM), ("warm", FASTER)}
+    assert all("never cold" in c.why for c in found if c.group.state == "cold")
 
 
 def test_unfinished_run_is_named() -> None:

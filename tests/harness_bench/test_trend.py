@@ -25,6 +25,7 @@ MACHINE = {
     "ram_bytes": 25_000_000_000,
     "kernel": "6.1.2",
     "file_system": "ext4",
+    "disk": "vd",
     "versions": {"jax": "0.6.0"},
 }
 MODES = ("prefetch", "mmap-random", "uring", "auto", "direct")
@@ -354,6 +355,7 @@ def test_missing_and_new_cells_are_reported(tmp_path: Path) -> None:
         {"ram_bytes": 50_000_000_000},
         {"kernel": "6.2.0"},
         {"file_system": "xfs"},
+        {"disk": "another"},
         {"versions": {"jax": "0.7.0"}},
     ],
 )
