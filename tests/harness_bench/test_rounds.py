@@ -108,7 +108,7 @@ def _benchmark(table_file: Path, folder: Path, cell: str, planted: str) -> tuple
 def test_benchmark_of_a_mode_that_cannot_run_is_skipped_and_not_kept(table_file: Path, tmp_path: Path) -> None:
     """What ran in its place must not be kept under its name: the trend then says that the cell is missing."""
     _, output, kept = _benchmark(table_file, tmp_path, "uring-cold", FORBIDDEN)
-    assert "1 skipped" in output
+    assert output.split()[0] == "s", output
     assert kept == []
 
 
