@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import weakref
 from time import perf_counter
@@ -12,13 +13,15 @@ import numpy.typing as npt
 
 from fast.rows import syscalls
 from fast.rows.counters import GatherCounters
-from fast.rows.mapped import MADV_RANDOM, MADV_WILLNEED, MappedReader, TableMapping
+from fast.rows.mapped import MADV_RANDOM, MADV_WILLNEED, MappedReader, RandomReader, TableMapping
 from fast.rows.plan import GatherPlan, Spans, cut
-from fast.rows.reader import PackedRows
+from fast.rows.reader import ModeUnavailable, PackedRows
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table
 
 IOVEC = np.dtype([("base", "i8"), ("length", "i8")])
+# Errors of one range: its page is read when it is touched. Any other says that no advice is taken here.
+_OF_ONE_RANGE = (errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.EBADF)
 
 
 class Adviser:
@@ -36,7 +39,10 @@ class Adviser:
         self.method = "process_madvise" if syscalls.LINUX else "none"
 
     def willneed(self, addresses: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> int:
-        """Advise every range; returns the number of system calls. Addresses are page-aligned and mapped."""
+        """Advise every range; returns the number of system calls. Addresses are page-aligned and mapped.
+
+        Raises: ModeUnavailable when neither call takes advice.
+        """
         if self.method == "process_madvise":
             calls = self._batched(addresses, lengths)
             if calls is not None:
@@ -44,7 +50,9 @@ class Adviser:
             self.method = "madvise"
         if self.method == "madvise":
             for address, length in zip(addresses.tolist(), lengths.tolist(), strict=True):
-                syscalls.madvise(address, length, MADV_WILLNEED)
+                result = syscalls.madvise(address, length, MADV_WILLNEED)
+                if result < 0 and -result not in _OF_ONE_RANGE:
+                    raise ModeUnavailable(f"the kernel takes no advice: madvise: {syscalls.explain(result)}")
             return int(addresses.size)
         return 0
 
@@ -66,9 +74,9 @@ class Adviser:
             result = self._call("process_madvise", self._pidfd, base + at * IOVEC.itemsize, count, MADV_WILLNEED, 0)
             calls += 1
             if result < 0:
-                if -result not in (errno.EAGAIN, errno.EINTR, errno.ENOMEM, errno.EBADF):
+                if -result not in _OF_ONE_RANGE:
                     return None
-                at += 1  # advice that could not be taken for one range: its page is read when it is touched
+                at += 1
                 continue
             # A partial success counts bytes: whole ranges done are those whose running sum fits into it.
             done = int(np.searchsorted(np.cumsum(lengths[at : at + count]), result, side="right"))
@@ -90,11 +98,13 @@ class PagePlan:
     """
 
     def __init__(self, plan: GatherPlan, mapping: TableMapping, range_pages: int) -> None:
-        self._spans, self._span_of_row = plan.windows(syscalls.PAGE_BYTES, joined=True)
+        # The system's page, not the counters' unit: arm64 has pages of 16 and 64 KiB, and refuses advice inside one.
+        page_bytes = mmap.PAGESIZE
+        self._spans, self._span_of_row = plan.windows(page_bytes, joined=True)
         self._bases = np.array([part.address - part.start_bytes for part in mapping.parts], np.int64)
-        self._max_bytes = range_pages * syscalls.PAGE_BYTES
+        self._max_bytes = range_pages * page_bytes
         ends = np.array([part.start_bytes + part.size_bytes for part in mapping.parts], np.int64)
-        whole_pages = -(-ends // syscalls.PAGE_BYTES) * syscalls.PAGE_BYTES
+        whole_pages = -(-ends // page_bytes) * page_bytes
         assert bool((self._spans.end <= whole_pages[self._spans.segment]).all()), "page range past the mapping"
         self._advised = 0
 
@@ -112,10 +122,12 @@ class PagePlan:
 class PrefetchReader(MappedReader):
     """MADV_RANDOM mapping; WILLNEED for the merged page ranges of a batch's rows, then a copy.
 
-    A large batch goes in runs of rows: while the device reads the pages of one run, the run before is copied.
+    A large batch goes in runs of rows: while the device reads the pages of one run, the run before is copied. Where the
+    kernel refuses advice, what is left of this mode is `mmap-random`.
     """
 
     name = "prefetch"
+    fallback = RandomReader
     advice = MADV_RANDOM
 
     def __init__(self, table: Table, settings: RowSettings | None = None) -> None:

@@ -127,6 +127,27 @@ def test_prefetch_without_process_madvise_uses_madvise(table: Table, refused: di
         assert opened.last.read_calls > 10  # one a range
 
 
+def test_prefetch_without_any_advice_says_that_it_is_mmap_random(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a kernel with larger pages would, which refuses addresses inside one."""
+    monkeypatch.setattr(syscalls, "madvise", lambda *_: -errno.EINVAL)
+    opened, notices = open_quietly(table, "prefetch", RowSettings(syscall=refusing({"process_madvise": errno.EINVAL})))
+    with opened:
+        assert len(notices) == 1
+        assert "prefetch continues as mmap-random: the kernel takes no advice: madvise: EINVAL" in notices[0]
+        assert opened.effective_mode == opened.last.effective_mode == "mmap-random"
+        assert opened.last.fallback_reason == opened.fallback_reason
+
+
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EAGAIN])
+def test_prefetch_goes_on_when_the_advice_of_a_range_is_not_taken(
+    table: Table, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(syscalls, "madvise", lambda *_: -code)
+    opened, notices = open_quietly(table, "prefetch", RowSettings(syscall=refusing({"process_madvise": errno.EPERM})))
+    with opened:
+        assert (opened.effective_mode, notices) == ("prefetch", [])
+
+
 def test_prefetch_resumes_after_a_partial_process_madvise() -> None:
     """The kernel may take fewer ranges, and says so in bytes; one it cannot take is left to the page fault."""
     taken: list[tuple[int, int]] = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
 
 import gguf
 import numpy as np
@@ -11,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fast.rows import Table
+from fast.rows.mapped import TableMapping
 from fast.rows.plan import GatherPlan, Spans, cut, sort_unique
+from fast.rows.prefetch import Adviser, PagePlan
 
 ids_of = st.lists(st.integers(0, 2999), max_size=80)
 
@@ -80,6 +84,38 @@ def test_windows_stay_under_a_limit(tables: Callable[..., Table], align: int, li
         assert splits <= int(whole.lengths.sum()) // (limit - 640 - 2 * align + 1)
 
     check()
+
+
+@pytest.mark.parametrize("page_bytes", [4096, 16384, 65536])
+@pytest.mark.parametrize("segments", [1, 3])
+def test_advice_is_for_whole_pages_of_the_system(
+    tables: Callable[..., Table], page_bytes: int, segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel refuses an address inside a page; arm64 has larger ones than x86. The addresses are made up."""
+    table = tables(segments=segments)
+    ids = np.random.default_rng(page_bytes).integers(0, table.rows, 100)
+    sizes = [segment.offset_bytes + segment.rows * table.row_bytes for segment in table.segments]
+    parts = [SimpleNamespace(address=i << 40, start_bytes=0, size_bytes=size) for i, size in enumerate(sizes, 1)]
+    ranges: list[tuple[int, int]] = []
+
+    def willneed(addresses: np.ndarray, lengths: np.ndarray) -> int:
+        ranges.extend(zip(addresses.tolist(), lengths.tolist(), strict=True))
+        return 1
+
+    monkeypatch.setattr("mmap.PAGESIZE", page_bytes)
+    plan = GatherPlan(table, ids)
+    pages = PagePlan(plan, cast(TableMapping, SimpleNamespace(parts=parts)), range_pages=2)
+    adviser = cast(Adviser, SimpleNamespace(willneed=willneed))
+    asked = sum(pages.advise(stop, adviser)[1] for stop in (1, 40, plan.unique.size))
+    assert asked == sum(length for _, length in ranges)
+    assert all(at % page_bytes == 0 and length in (page_bytes, 2 * page_bytes) for at, length in ranges)
+    advised = [page for at, length in ranges for page in range(at // page_bytes, (at + length) // page_bytes)]
+    needed = set()
+    for row in ids.tolist():
+        segment, offset = table.place(row)
+        place = parts[table.segments.index(segment)].address + offset
+        needed |= set(range(place // page_bytes, (place + table.row_bytes - 1) // page_bytes + 1))
+    assert sorted(advised) == sorted(needed)
 
 
 @given(ids_of)
