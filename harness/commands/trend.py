@@ -57,12 +57,15 @@ def trend(
     from harness.atomic import write_json, write_text
     from harness.commands.outputs import check_outputs
     from harness.errors import CannotRun
-    from harness.trend.compare import compare
+    from harness.trend.compare import BUSY_CORES, compare
     from harness.trend.export import as_json
     from harness.trend.page import render
     from harness.trend.runs import accept, add_run, history, keys, read_run
     from harness.trend.text import headline, markdown, notes
+    from reference.errors import InputError
 
+    if keep_only and (add is None or accept_reason is not None):
+        raise InputError("--keep-only compares nothing: expected --add with it, and no --accept")
     check_outputs({"--markdown": markdown_file, "--html": html_file, "--json": json_file}, [folder, add, against])
     if add is not None:
         kept = add_run(folder, add)
@@ -78,10 +81,15 @@ def trend(
         raise CannotRun(
             f"{folder / key}: holds {len(runs)} run(s), expected two to compare: run `nox -s bench` first{hint}"
         )
-    if accept_reason is not None:
-        runs[-1] = accept(runs[-1], accept_reason)
     earlier = runs[:-1] if against is None else [read_run(against)]
     verdict = compare(runs[-1], earlier, busy_too)
+    if accept_reason is not None:
+        if runs[-1].other_cpu > BUSY_CORES:
+            raise InputError(
+                f"--accept: {runs[-1].path}: was made while other processes kept {runs[-1].other_cpu:.1f} cores busy, "
+                f"expected at most {BUSY_CORES}: later runs would not be compared with it; make one on an idle machine"
+            )
+        verdict.new = runs[-1] = accept(runs[-1], accept_reason)
     for line in (headline(verdict), *(f"slower: {c.cell.name}: {c.factor:.2f} times" for c in verdict.slower)):
         typer.echo(line)
     for line in (*(f"missing: {name}" for name in verdict.missing), *notes(verdict)):

@@ -404,6 +404,26 @@ def test_files_are_numbered_and_kept_in_order(tmp_path: Path) -> None:
     assert [int(run.commit, 16) for run in history(tmp_path / "kept", key)] == [5, 3, 9]
 
 
+def test_busy_run_is_not_accepted_and_nothing_is_dropped_in_silence(tmp_path: Path, run_command: Run) -> None:
+    kept = tmp_path / "kept"
+    add_run(kept, file_of(tmp_path / "first.json", 1))
+    busy = add_run(kept, file_of(tmp_path / "busy.json", 2, whole=1.5, other_cpu=1.4))
+    before = busy.read_bytes()
+    assert run_command("trend", kept, "--accept", "a reason").exit_code == 3
+    result = run_command("trend", kept, "--accept", "a reason", "--busy-too")
+    assert result.exit_code == 2
+    assert "1.4 cores busy" in result.output
+    assert busy.read_bytes() == before
+    assert run_command("trend", kept, "--keep-only").exit_code == 2
+    again = ("--add", tmp_path / "first.json", "--keep-only", "--accept", "a reason")
+    assert run_command("trend", kept, *again).exit_code == 2
+    assert len(list(busy.parent.iterdir())) == 2
+    slower = file_of(tmp_path / "slower.json", 3, whole=1.5)
+    result = run_command("trend", kept, "--add", slower, "--accept", "a reason")
+    assert result.exit_code == 0, result.output
+    assert "Accepted: a reason" in result.output
+
+
 def test_command_reports_with_its_exit_codes(tmp_path: Path, run_command: Run) -> None:
     kept = tmp_path / "kept"
     assert run_command("trend", kept).exit_code == 3
