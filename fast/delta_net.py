@@ -43,12 +43,13 @@ def delta_net(
     gates = projected[:, channels + inner :]
     beta = jax.nn.sigmoid(gates[:, :heads])
     decay = weights.a * jax.nn.softplus(gates[:, heads:] + weights.dt)
+    # Padding neither writes (beta 0) nor forgets (decay 0): the memory after it is the memory before it. A single token
+    # may be padding too, of a sequence that is through while others of its batch go on.
+    real = (jnp.arange(length) < count)[:, None]
+    beta, decay = jnp.where(real, beta, 0), jnp.where(real, decay, 0)
     if length == 1:
         read, memory = _one_token(query[0], key[0], value[0], beta[0], decay[0], state.memory)
     else:
-        # Padding neither writes (beta 0) nor forgets (decay 0): the memory after it is the memory before it.
-        real = (jnp.arange(length) < count)[:, None]
-        beta, decay = jnp.where(real, beta, 0), jnp.where(real, decay, 0)
         read, memory = _many_tokens(query, key, value, beta, decay, state.memory, gcd(plan.delta_chunk, length))
     normed = (normalise(read, config.rms_eps) * weights.norm).reshape(length, inner)
     return normed * jax.nn.sigmoid(projected[:, channels : channels + inner]), DeltaState(past, memory)

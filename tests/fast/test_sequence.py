@@ -181,6 +181,17 @@ def test_generated_tokens_are_fed() -> None:
     assert worst_error(one.logits, teacher.logits) <= LOGIT_BOUND
 
 
+@pytest.mark.parametrize("more", [1, 2, CHUNK, CHUNK + 1])
+def test_sequence_that_is_through_waits_unchanged_for_the_others(more: int) -> None:
+    """Padding leaves no trace, in a chunk and in a step of single tokens: bit for bit what it was."""
+    run, engine = unbroken(), tiny()
+    first, second, alone, with_others = (engine.new_sequence() for _ in range(4))
+    engine.feed_batch([(first, run.tokens[:CHUNK]), (second, run.tokens[:CHUNK])], last_only=True)
+    engine.feed_batch([(alone, run.tokens[:CHUNK]), (with_others, run.tokens[: CHUNK + more])], last_only=True)
+    assert_same_bits(alone.save(), first.save())
+    assert_same(with_others, CHUNK + more)
+
+
 def test_a_stopped_generator_leaves_a_sequence_that_goes_on() -> None:
     run, engine = unbroken(), tiny()
     one, two = engine.new_sequence(), engine.new_sequence()
