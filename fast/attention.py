@@ -89,7 +89,11 @@ def _extend_index(
     ratio: int,
     plan: Plan,
 ) -> tuple[IndexState, KeyValues]:
-    """The keys of all blocks that these tokens touch; of one that they do not complete it is written again later."""
+    """The keys of all blocks that these tokens touch; of one that they do not complete it is written again later.
+
+    The last of them may lie behind the room: a full sequence is stepped with padding alone while others of its batch go
+    on. The array has spare columns for it, since a slice past the end would be moved back, over keys that count.
+    """
     config, length = plan.config, index.shape[0]
     assert weights.indexer_k_norm is not None
     raw = jnp.concatenate([state.raw, index[:, config.indexer_heads * config.indexer_width :]])
@@ -116,7 +120,7 @@ def _read_blocks(
     """Attention of a tile of queries over their best blocks and their tail block."""
     config = plan.config
     groups, width = config.kv_heads, config.head_width
-    count, total = query.shape[0], cache.blocks.shape[1]
+    count, total = query.shape[0], cache.keys.shape[1] // ratio
     complete = (positions + 1) // ratio
     budget = min(config.top_k // ratio, total)
     widths = _score_widths(total, budget)
@@ -193,9 +197,9 @@ def _block_scores(
         return jnp.sum(products, axis=1) * asking.shape[2] ** -0.5
 
     def score(place: Array, scores: Array) -> Array:
-        # Both slices stop at the end of their arrays in the same way: a last tile that is no whole one is moved back.
-        found = summed(jax.lax.dynamic_slice_in_dim(blocks, place * tile, tile, axis=1))
-        return jax.lax.dynamic_update_slice_in_dim(scores, found, place * tile, axis=1)
+        first = jnp.minimum(place * tile, width - tile)  # a last tile that is no whole one is moved back
+        found = summed(jax.lax.dynamic_slice_in_dim(blocks, first, tile, axis=1))
+        return jax.lax.dynamic_update_slice_in_dim(scores, found, first, axis=1)
 
     if tile == width:
         return summed(blocks[:, :width])

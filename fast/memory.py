@@ -1,7 +1,7 @@
 """How much memory an engine needs: the stated formula, term by term, in float32 numbers of 4 bytes.
 
     weights      every weight
-    caches       per sequence and attention layer: room x (2 g k + j / ratio), room = context + chunk
+    caches       per sequence and attention layer: room x (2 g k + j / ratio) + 16 j, room = context + chunk
     recurrent    per sequence, and once more for every checkpoint: b w^2 + (K-1) c per delta net, and the PLE past
     tokens       of a chunk: three copies of the streams, 3 s d, for each token
     largest      beside them the larger of what experts and attention hold at their fullest:
@@ -29,8 +29,9 @@ def memory_bytes(plan: Plan, settings: EngineSettings, weights_bytes: int, seque
         ratio for ratio, linear in zip(config.compress_ratios, config.linear_layers, strict=True) if not linear
     ]
     delta_nets = sum(config.linear_layers)
-    per_position = sum(
-        2 * config.kv_heads * config.head_width + (config.indexer_width / ratio if ratio else 0) for ratio in attention
+    cache = sum(
+        2 * config.kv_heads * config.head_width * plan.room + config.indexer_width * plan.key_blocks(ratio)
+        for ratio in attention
     )
     memory = config.delta_value_heads * config.delta_width**2
     past = (config.delta_conv_kernel - 1) * config.delta_channels
@@ -39,7 +40,7 @@ def memory_bytes(plan: Plan, settings: EngineSettings, weights_bytes: int, seque
     chunk = settings.bucket_sizes[-1]
     parts = {
         "weights": weights_bytes,
-        "caches": int(sequences * plan.room * per_position) * FLOAT_BYTES,
+        "caches": sequences * cache * FLOAT_BYTES,
         "recurrent": sequences * (1 + settings.checkpoints) * recurrent * FLOAT_BYTES,
         "tokens": sequences * chunk * 3 * config.streams * config.width * FLOAT_BYTES,
         "largest": max(_experts(plan, sequences * chunk), min(plan.query_tile, chunk) * _per_query(plan)) * FLOAT_BYTES,

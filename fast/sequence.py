@@ -132,10 +132,10 @@ class Sequence:
                 f"the saved sequence has {len(saved.tokens)} tokens, expected at most the context of "
                 f"{self.engine.settings.context}: make the engine with a larger context"
             )
-        room, caches = self.engine.plan.room, []
+        plan, caches = self.engine.plan, []
         for ratio, (keys, values, blocks) in zip(self.engine.ratios, saved.caches, strict=True):
-            filled = (_padded(keys, 1, room), _padded(values, 1, room))
-            caches.append(KeyValues(*filled, _padded(blocks, 1, room // ratio if ratio else 0)))
+            filled = (_padded(keys, 1, plan.room), _padded(values, 1, plan.room))
+            caches.append(KeyValues(*filled, _padded(blocks, 1, plan.key_blocks(ratio))))
         structure = jax.tree_util.tree_structure(fresh_state(self.engine.plan, caches=False).recurrent)
         recurrent = jax.tree_util.tree_unflatten(structure, [jnp.array(leaf) for leaf in saved.recurrent])
         self._state = SequenceState(recurrent, tuple(caches))

@@ -13,6 +13,7 @@ from reference.errors import InputError
 EXACT_PRECISION = "highest"
 PRECISIONS = ("highest", "high", "default")
 MAX_CONTEXT = 1 << 18
+SPARE_BLOCKS = 16  # a full sequence's padding touches one block behind the room; 16 keep rows of the array aligned
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,10 @@ class Plan:
     delta_chunk: int = 64
     query_tile: int = 128
     expert_tile: int = 64
+
+    def key_blocks(self, ratio: int) -> int:
+        """Columns of an index cache: the blocks of the room and spare ones, of which padding needs one."""
+        return self.room // ratio + SPARE_BLOCKS if ratio else 0
 
 
 def _padded(size: int) -> int:

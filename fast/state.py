@@ -85,7 +85,7 @@ def fresh_state(plan: Plan, caches: bool = True) -> SequenceState:
         ratio = config.compress_ratios[layer]
         mixers.append(IndexState(jnp.zeros((max(ratio - 1, 0), config.indexer_width), jnp.float32)))
         shape = (config.kv_heads, plan.room, config.head_width)
-        blocks = (config.indexer_width, plan.room // ratio if ratio else 0)
+        blocks = (config.indexer_width, plan.key_blocks(ratio))
         if not caches:
             continue
         key_values.append(

@@ -192,6 +192,23 @@ def test_sequence_that_is_through_waits_unchanged_for_the_others(more: int) -> N
     assert_same(with_others, CHUNK + more)
 
 
+@pytest.mark.parametrize(("context", "chunk", "before"), [(64, CHUNK, 48), (61, 2, 60)])
+def test_full_sequence_keeps_its_blocks_while_others_go_on(context: int, chunk: int, before: int) -> None:
+    """It is stepped with padding alone at the very end of its room, or with more padding than is left of it."""
+    tokens = answers("tiny")["prompt_0"].tolist()[:context]
+    other = [token + 1 for token in tokens]
+    with opened("tiny", chunk=chunk, context=context) as engine:
+        full, alone = engine.new_sequence(), engine.new_sequence()
+        full.feed(tokens[:before], last_only=True)
+        engine.feed_batch([(full, tokens[before:]), (engine.new_sequence(), other)], last_only=True)
+        alone.feed(tokens, last_only=True)
+        found, expected = full.save(), alone.save()
+    assert found.tokens == expected.tokens
+    for ours, theirs in zip(*map(jax.tree_util.tree_leaves, _states(found, expected)), strict=True):
+        assert ours.shape == theirs.shape
+        assert np.linalg.norm(ours - theirs) <= STATE_BOUND * np.linalg.norm(theirs)
+
+
 def test_a_stopped_generator_leaves_a_sequence_that_goes_on() -> None:
     run, engine = unbroken(), tiny()
     one, two = engine.new_sequence(), engine.new_sequence()
