@@ -10,7 +10,6 @@ from pathlib import Path
 from reference.config import ModelConfig
 from reference.errors import InputError
 
-EXACT_PRECISION = "highest"
 PRECISIONS = ("highest", "high", "default")
 MAX_CONTEXT = 1 << 18
 SPARE_BLOCKS = 16  # a full sequence's padding touches one block behind the room; 16 keep rows of the array aligned
@@ -24,8 +23,8 @@ class EngineSettings:
     chunk: tokens computed at a time in prefill (llama.cpp's ubatch). buckets: the lengths that chunks are padded to,
     one compilation each; None: powers of four from 16 up to the chunk, and 1.
     precision: of matrix products, a name that `jax.default_matmul_precision` takes; anything but "highest" may change
-    tokens and is refused by the gate. checkpoints: states kept for going back; checkpoint_every: generated tokens
-    between two of them. cache_dir: where compiled programs are kept between processes; None: nowhere.
+    tokens, and the gate has no way to ask for it. checkpoints: states kept for going back; checkpoint_every: generated
+    tokens between two of them. cache_dir: where compiled programs are kept between processes; None: nowhere.
     overlap: in decode, compute the layers before the PLE layer while its rows are read.
 
     Raises: InputError naming every setting that cannot be.
@@ -34,7 +33,7 @@ class EngineSettings:
     context: int = 4096
     chunk: int = 512
     buckets: tuple[int, ...] | None = None
-    precision: str = EXACT_PRECISION
+    precision: str = "highest"
     checkpoints: int = 8
     checkpoint_every: int = 16
     cache_dir: Path | None = None
@@ -57,11 +56,6 @@ class EngineSettings:
         ]
         if problems:
             raise InputError("engine settings: " + "; ".join(problems))
-
-    @property
-    def exact(self) -> bool:
-        """Whether the numbers may be compared with the reference's: the gate asks for this."""
-        return self.precision == EXACT_PRECISION
 
     @property
     def bucket_sizes(self) -> tuple[int, ...]:

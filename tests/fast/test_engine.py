@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 from time import sleep
+from typing import cast
 
 import numpy as np
 import pytest
 
 from fast.engine import FastEngine
 from fast.memory import memory_bytes
+from fast.rows import RowReader
 from fast.settings import EngineSettings, plan_for
 from fast.state import fresh_state, size_bytes
 from fast.weights import load_weights
+from harness.gate.runner import FastRunner, make_runner
 from reference.errors import InputError
+from reference.gguf_file import open_gguf
 from tests.fast.engines import answers, find, opened, shared
 
 
@@ -155,8 +159,6 @@ def test_programs_are_shared_by_engines_of_equal_shapes() -> None:
 
 
 def test_weights_use_every_tensor_once() -> None:
-    from reference.gguf_file import open_gguf
-
     with open_gguf(find("tiny-quant.gguf")) as model:
         weights = load_weights(model, shared("tiny-quant").config)
         assert len(weights.layers) == shared("tiny-quant").config.layers
@@ -189,12 +191,14 @@ def test_buckets_hold_every_length() -> None:
     assert EngineSettings(chunk=100, buckets=(3, 40)).bucket_sizes == (1, 4, 48, 112)
     settings = EngineSettings(chunk=512)
     assert [settings.bucket(n) for n in (1, 2, 16, 17, 64, 200, 257, 512)] == [1, 16, 16, 64, 64, 256, 512, 512]
-    assert EngineSettings().exact
-    assert not EngineSettings(precision="default").exact
 
 
 @pytest.mark.parametrize("precision", ["high", "default"])
-def test_another_precision_is_another_program_and_says_so(precision: str) -> None:
+def test_another_precision_is_another_program_and_never_the_gates(precision: str) -> None:
     with opened("tiny", chunk=16, precision=precision) as engine:
-        assert not engine.settings.exact
+        with open_gguf(find("tiny.gguf")) as model:
+            runner = make_runner("fast", model, cast(RowReader, engine.reader), room=64)
+            assert isinstance(runner, FastRunner)
+            assert runner.engine.plan.precision == "highest" != engine.plan.precision == precision
+            runner.close()
         assert engine.new_sequence().feed([1, 2, 3], last_only=True).shape == (engine.config.vocab,)
