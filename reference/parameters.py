@@ -19,7 +19,7 @@ import numpy.typing as npt
 from reference.config import ModelConfig
 from reference.gguf_file import GgufFile
 from reference.shapes import Array, Float
-from reference.tensors import Inventory, take_inventory
+from reference.tensors import Inventory, inventory_to_load
 
 
 @jax.tree_util.register_dataclass
@@ -133,7 +133,7 @@ def load_parameters(model: GgufFile, config: ModelConfig) -> Parameters:
 
     Raises: InputError naming every tensor that is missing, unused or of a wrong shape.
     """
-    reading = _Reading(model, take_inventory(model, config))
+    reading = _Reading(model, inventory_to_load(model, config))
     embedding = reading.take("token_embd.weight")
     parameters = Parameters(
         token_embd=embedding,

@@ -7,6 +7,7 @@ are stored by some converters and applied by no engine: they are accepted and le
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -91,6 +92,13 @@ class Inventory:
     scales: Mapping[str, TensorInfo]
     unapplied: tuple[str, ...]
     skipped: tuple[str, ...]
+
+
+class UnappliedNotice(UserWarning):
+    """A model that is loaded has tensors that no engine applies."""
+
+
+_announced: set[str] = set()
 
 
 def dimensions(config: ModelConfig) -> dict[str, int]:
@@ -181,6 +189,20 @@ def take_inventory(model: GgufFile, config: ModelConfig) -> Inventory:
     if problems:
         raise InputError("\n".join(problems))
     return Inventory(weights, scales, unapplied, skipped)
+
+
+def inventory_to_load(model: GgufFile, config: ModelConfig) -> Inventory:
+    """As `take_inventory`, for who goes on to run the model: says, once a file, which tensors are not applied."""
+    inventory, path = take_inventory(model, config), str(model.paths[0])
+    if inventory.unapplied and path not in _announced:
+        _announced.add(path)
+        warnings.warn(
+            f"{path}: {len(inventory.unapplied)} tensors (.input_scale, or .bias of attention) are accepted and not "
+            f"applied, as in llama.cpp: {', '.join(inventory.unapplied[:2])}{', ...' * (len(inventory.unapplied) > 2)}",
+            UnappliedNotice,
+            stacklevel=3,
+        )
+    return inventory
 
 
 def _check_table(table: TensorInfo | None, config: ModelConfig, path: str) -> list[str]:

@@ -36,7 +36,7 @@ from harness.prompts import check_context, check_ids
 from reference.config import ModelConfig, config_from
 from reference.errors import InputError
 from reference.gguf_file import GgufFile, open_gguf
-from reference.tensors import take_inventory
+from reference.tensors import inventory_to_load
 
 Tell = Callable[[str], None]
 UNSEEN = "the rows were compared, how they were read could not be seen: no /proc"
@@ -69,7 +69,7 @@ def run_gate(
     started = time.perf_counter()
     with open_gguf(path) as model:
         config = config_from(model)
-        take_inventory(model, config)
+        inventory_to_load(model, config)  # here, because warnings are not shown while a mode is judged
         for case in cases:
             for prompt in case.prompts:
                 check_ids(prompt.ids, config.vocab, prompt.name)
