@@ -11,10 +11,12 @@ import pytest
 
 from reference.config import ModelConfig, config_from
 from reference.decode import ReadRows, Session, greedy
+from reference.errors import InputError
 from reference.gguf_file import open_gguf
 from reference.parameters import Parameters, load_parameters
 from reference.tensors import TABLE
 from tests.conftest import FIXTURES, larger_fixture
+from tests.gguf_edit import Keys, Tensors, edited
 
 BOUND = 5e-5
 """Relative error per position, L2 over the vocabulary. Two float32 engines that add in other orders differ by up to
@@ -40,6 +42,38 @@ def load(path: Path) -> tuple[Parameters, ModelConfig, ReadRows]:
         return gguf.quants.dequantize(rows.view(np.float32) if info.type.name == "F32" else rows, info.type)
 
     return load_parameters(model, config), config, read_rows
+
+
+@pytest.mark.parametrize("value", [1 << 25, "five", [5, 6]], ids=["too many", "text", "array"])
+@pytest.mark.parametrize(
+    "key", ["block_count", "rope.dimension_count", "ssm.inner_size", "attention.value_length", "ple.conv_kernel"]
+)
+def test_numbers_that_are_none_are_collected(tmp_path: Path, key: str, value: int | str | list[int]) -> None:
+    """With the other problems of the file, and without filling the memory with so many layers."""
+    kinds = {int: gguf.GGUFValueType.UINT32, str: gguf.GGUFValueType.STRING, list: gguf.GGUFValueType.ARRAY}
+    element = gguf.GGUFValueType.INT32 if isinstance(value, list) else None
+
+    def change(keys: Keys, _: Tensors) -> None:
+        keys[f"qwen4exp.{key}"] = (value, kinds[type(value)], element)
+        keys["qwen4exp.context_length"] = ("long", gguf.GGUFValueType.STRING, None)
+
+    path = edited(find("tiny.gguf"), tmp_path / "changed.gguf", change)
+    with open_gguf(path) as model, pytest.raises(InputError) as refused:
+        config_from(model)
+    lines = str(refused.value).splitlines()
+    assert any("qwen4exp.context_length: found 'long', expected a whole number of at least 1" in line for line in lines)
+    found = "array(" if isinstance(value, list) else repr(value)
+    assert any(line.startswith(f"{path}: qwen4exp.{key}: found {found}") for line in lines)
+
+
+def test_image_token_is_not_read(tmp_path: Path) -> None:
+    """Nothing in this model depends on it, so that nothing in it can be wrong."""
+
+    def change(keys: Keys, _: Tensors) -> None:
+        keys["qwen4exp.ple.image_token_id"] = ("none", gguf.GGUFValueType.STRING, None)
+
+    with open_gguf(edited(find("tiny.gguf"), tmp_path / "image.gguf", change)) as model:
+        assert config_from(model).layers
 
 
 def answers(name: str) -> dict[str, np.ndarray]:
