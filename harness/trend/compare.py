@@ -146,8 +146,8 @@ def _judge(new: BenchRun, earlier: Sequence[BenchRun], good: dict[str, list[Benc
     machine = _Machine(earlier[-EARLIER_RUNS:])
     verdict.probes = {cell.info["mode"]: machine.ratio(new, [cell.name]) for cell in new.cells.values() if cell.probe}
     own = [cell for cell in new.cells.values() if not cell.probe and good.get(cell.name)]
-    last = [_Before.of(cell, new, good[cell.name][-EARLIER_RUNS:]) for cell in own]
-    first = [_Before.of(cell, new, good[cell.name][:EARLIER_RUNS]) for cell in own]
+    last = _excused([_Before.of(cell, new, good[cell.name][-EARLIER_RUNS:]) for cell in own])
+    first = _excused([_Before.of(cell, new, good[cell.name][:EARLIER_RUNS]) for cell in own])
     if len(own) >= FEWEST_FOR_WHOLE:
         factors = [max(each.factor for each in pair) for pair in zip(last, first, strict=True)]
         verdict.whole = median(factors)
@@ -172,18 +172,41 @@ def _shortest_half(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class _Before:
-    """A cell in earlier runs. times: the undisturbed ones of each run. factor: the new run against them, excused."""
+    """A cell in earlier runs. times: the undisturbed ones of each run. factor: the new run against them.
+
+    device: whether the cell hangs on the device. probes: how many times as long as usual its probes took.
+    """
 
     runs: tuple[BenchRun, ...]
     times: list[list[float]]
     usual_s: float
     factor: float
+    device: bool
+    probes: float
 
     @classmethod
     def of(cls, cell: Measured, new: BenchRun, runs: Sequence[BenchRun]) -> Self:
         times = [run.cells[cell.name].undisturbed for run in runs]
         usual_s = median(median(each) for each in times)
-        return cls(tuple(runs), times, usual_s, _Machine(runs).excused(cell, cell.value / usual_s, new))
+        device = cell.info["state"] == COLD and str(cell.info["workload"]).startswith("gather")
+        probes = _Machine(runs).of_kind(new, device)
+        return cls(tuple(runs), times, usual_s, cell.value / usual_s, device, probes)
+
+
+def _excused(cells: Sequence[_Before]) -> list[_Before]:
+    """The cells with what the machine explains taken out of their factors.
+
+    A probe excuses, it never accuses, and it excuses no more than the cells of its kind have in common: it alone moves
+    by a fifth now and then, and a single slower cell would hide behind it.
+    """
+    common = {kind: median([c.factor for c in cells if c.device == kind]) for kind in {c.device for c in cells}}
+    return [replace(cell, factor=_without(cell.factor, cell.probes, common[cell.device])) for cell in cells]
+
+
+def _without(factor: float, probes: float, common: float) -> float:
+    if factor > 1:
+        return max(1.0, factor / max(1.0, min(probes, common)))
+    return min(1.0, factor / min(1.0, max(probes, common)))
 
 
 def _change(cell: Measured, before: _Before, least: float) -> Change:
@@ -220,12 +243,6 @@ class _Machine:
         ]
         return median(ratios) if ratios else 1.0
 
-    def excused(self, cell: Measured, factor: float, run: BenchRun) -> float:
-        """What is left of a factor when the machine was slower, or faster, too: a probe excuses, it never accuses.
-
-        Rows read cold depend on the device, all else on the processor and its memory. A probe alone moves by a fifth
-        now and then: taken out in full it would make cells that are as before look changed.
-        """
-        device = cell.info["state"] == COLD and str(cell.info["workload"]).startswith("gather")
-        ratio = self.ratio(run, [probe for probe, state in self._state.items() if (state == COLD) == device])
-        return max(1.0, factor / max(1.0, ratio)) if factor > 1 else min(1.0, factor / min(1.0, ratio))
+    def of_kind(self, run: BenchRun, device: bool) -> float:
+        """The ratio of the device's probe, which speaks for rows read cold, or of those of processor and memory."""
+        return self.ratio(run, [probe for probe, state in self._state.items() if (state == COLD) == device])

@@ -264,6 +264,14 @@ def test_probe_that_moves_alone_accuses_no_cell(tmp_path: Path, moved: float) ->
     assert not verdict.faster
 
 
+def test_probe_that_moves_alone_hides_no_cell(tmp_path: Path) -> None:
+    """Taken out in full, 1.25 of the probe would leave 1.2 of a cell's 1.5."""
+    cell = "uring-cold-prefill512-d0"
+    old = read_run(file_of(tmp_path / "old.json", 1, workload="gather512"))
+    new = file_of(tmp_path / "new.json", 2, slower={cell: 1.5}, device=1.25, workload="gather512")
+    assert [change.cell.name for change in compare(read_run(new), [old]).slower] == [cell]
+
+
 def test_run_whose_cells_scatter_reports_large_factors_only(tmp_path: Path) -> None:
     old = read_run(file_of(tmp_path / "old.json", 1))
     names = sorted(name for name in old.cells if not name.startswith("probe"))
