@@ -139,11 +139,6 @@ class RowCache(RowReader):
         """The inner reader's mapping only: the cache has its own fixed budget."""
         return self.inner.trim(budget_bytes)
 
-    def forget(self) -> None:
-        """Empty the cache."""
-        with self._lock:
-            self._tags[:] = _EMPTY
-
     def _close(self) -> None:
         self.inner.close()
 

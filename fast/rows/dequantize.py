@@ -213,8 +213,9 @@ dequantize_on_device = partial(jax.jit, static_argnames="type")(dequantize_jax)
 
 
 def gather_to_device(reader: RowReader, ids: Any) -> jax.Array:
-    """Gather rows and unpack them on the device: only the packed bytes cross, 90 a row instead of 640 for IQ4_NL.
+    """Rows alone, unpacked on the device, as they are measured: 90 bytes a row cross instead of 640 for IQ4_NL.
 
+    The engine hands packed rows to its own compiled programs, which call `dequantize_jax`.
     The unpacking runs asynchronously; `reader.last.dequantize_s` holds what this thread spent on the hand-over.
     Shapes: integer[n] -> float32[n, row_width].
     """

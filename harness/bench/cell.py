@@ -88,18 +88,16 @@ def _measure(bench: Workbench, cell: Cell, spec: dict[str, Any], kernel: protoco
     """Make the state, prove it, measure, prove again."""
     tokens = bench.tokens(spec.get("tokens"))
     measured, before, count = tokens.measured(cell), tokens.before(cell), cell.workload.tokens
-    drop_caches = bool(spec.get("drop_caches"))
     bench.bench.place()
-    evicted = None
-    if cell.state == COLD or spec.get("limit"):  # a limit counts only the pages that come in under it
-        evicted, _ = protocol.make_cold(bench.table, bench.handle.reader, bench.reopen, drop_caches, kernel)
-    if cell.state == COLD and evicted:
-        proof = evicted
+    if cell.state == COLD:
+        proof = _evict(bench, spec, kernel)
     else:
+        # A limit counts only the pages that come in under it.
+        outside = _evict(bench, spec, kernel).reasons if spec.get("limit") else []
         rehearsal = bench.bench.run(measured, count)
         bench.bench.place()
         proof = protocol.make_warm(bench.table, _ids(bench, rehearsal.fed, before), kernel)
-        proof.reasons += [f"limit: {reason}" for reason in evicted.reasons] if evicted else []
+        proof.reasons += [f"limit: {reason}" for reason in outside]
     gathered = _totals(bench)
     usage.forget_peak()
     counters = usage.Usage.now()
@@ -113,6 +111,11 @@ def _measure(bench: Workbench, cell: Cell, spec: dict[str, Any], kernel: protoco
     result |= {"rows": _rows(bench, ids, pages), "gather": _difference(gathered, _totals(bench))}
     result |= {"used": used, "memory": memory}
     return result
+
+
+def _evict(bench: Workbench, spec: dict[str, Any], kernel: protocol.Kernel) -> protocol.Proof:
+    drop_caches = bool(spec.get("drop_caches"))
+    return protocol.make_cold(bench.table, bench.handle.reader, bench.reopen, drop_caches, kernel)
 
 
 def _result(bench: Workbench, cell: Cell, run: Run, proof: protocol.Proof) -> dict[str, Any]:

@@ -62,9 +62,8 @@ class Proof:
 
 def make_cold(
     table: Table, reader: RowReader, reopen: Callable[[], RowReader], drop_caches: bool, kernel: Kernel
-) -> tuple[Proof, RowReader]:
-    """Evict the table and prove it. Where that fails the reader is closed and opened anew; the reader to use comes
-    back.
+) -> Proof:
+    """Evict the table and prove it. Where that fails the reader is closed, and `reopen` puts another in its place.
 
     The warm-up has filled the reader's pools and its mapping; only the mapping's pages are given up, so that no
     first-call cost comes back.
@@ -76,11 +75,12 @@ def make_cold(
         if not eviction.cold:
             reader.close()
             eviction = kernel.make_cold(table, drop_caches)
-            reader, proof.reopened = reopen(), True
+            reopen()
+            proof.reopened = True
         proof.before = kernel.resident_fraction(table)
     except OSError as error:
         proof.reasons.append(f"not-verified: whether the table is cold cannot be verified here: {error.strerror}")
-        return proof, reader
+        return proof
     proof.method, proof.attempts = eviction.method, eviction.attempts
     if not (eviction.cold and proof.before <= residency.COLD_FRACTION):
         proof.reasons.append(
@@ -89,7 +89,7 @@ def make_cold(
             "another process hold the file mapped, or is it on a file system in memory? As root, --drop-caches evicts "
             "harder"
         )
-    return proof, reader
+    return proof
 
 
 def make_warm(table: Table, ids: npt.NDArray[np.int64], kernel: Kernel) -> Proof:

@@ -44,9 +44,9 @@ def test_small_cold_batches_of_auto_stay_with_the_ring(spread: Table, front: Cal
 def test_small_warm_batches_of_auto_come_to_the_mapping(spread: Table) -> None:
     """The other half: calm batches, also behind a cache, are taken from the mapping."""
     ids = np.random.default_rng(12).integers(0, ROWS, 16)
-    with RowCache(open_mode(spread, "auto", RowSettings()), 1 << 20) as reader:
+    with RowCache(open_mode(spread, "auto", RowSettings()), spread.row_bytes + 8) as reader:  # one row: the rest misses
+        assert reader.slots == 1
         for _ in range(8):
-            reader.forget()
             reader.gather(ids)
         assert reader.last.served_by == "mapping"
 
