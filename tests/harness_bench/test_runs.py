@@ -126,9 +126,10 @@ def test_resume_compares_what_is_asked_with_the_run_and_not_with_defaults(
     shutil.copytree(finished_run, tmp_path, dirs_exist_ok=True)
     resumed = ("bench", table_file, "--resume", "--out", tmp_path / "run", "--cache-dir", tmp_path / "cache")
     assert run_command(*resumed, "--baseline", "prefetch").exit_code == 0
-    result = run_command(*resumed, "--baseline", "mmap-random")
-    assert result.exit_code == 2
-    assert "--baseline is another than the run was started with" in " ".join(result.output.split())
+    for other in ("mmap-random", "direct"):  # an arm of this run, and one that is not even among the default ones
+        result = run_command(*resumed, "--baseline", other)
+        assert result.exit_code == 2
+        assert "--baseline is another than the run was started with" in " ".join(result.output.split())
     path = tmp_path / "run" / "run.json"
     content = json.loads(path.read_text())
     content["machine"]["versions"]["jax"] = "0.0.1"

@@ -172,6 +172,8 @@ def test_probe_that_moves_alone_hides_no_cell(tmp_path: Path) -> None:
     old = read_run(file_of(tmp_path / "old.json", 1, workload="gather512"))
     new = file_of(tmp_path / "new.json", 2, slower={cell: 1.5}, device=1.25, workload="gather512")
     assert [change.cell.name for change in compare(read_run(new), [old]).slower] == [cell]
+    new = file_of(tmp_path / "faster.json", 3, slower={cell: 1 / 1.5}, device=1 / 1.25, workload="gather512")
+    assert [change.cell.name for change in compare(read_run(new), [old]).faster] == [cell]
 
 
 def test_run_whose_cells_scatter_reports_large_factors_only(tmp_path: Path) -> None:
