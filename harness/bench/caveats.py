@@ -163,7 +163,7 @@ def _surroundings(results: Results) -> Iterator[Caveat]:
     blocks: dict[tuple[str, int], set[int]] = {}
     for cell in results.valid.values():
         each = cell_from(cell["cell"])
-        blocks.setdefault((each.group.id, each.repeat), set()).add(cell.get("session", 0))
+        blocks.setdefault((each.group.id, each.repeat), set()).add(cell["session"])
     if split := sum(len(sessions) > 1 for sessions in blocks.values()):
         yield Caveat(
             "split-blocks",

@@ -28,7 +28,7 @@ from harness.bench.workbench import Run, Workbench
 from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, CannotRun
 from reference.errors import InputError
 
-SCHEMA = 1
+SCHEMA = 2  # of spec and result: raised when either changes, or what is measured for a spec
 PARENT = "PLEGATE_BENCH_PARENT"  # the process that a cell ends with
 # A warm-up after the eviction would bring rows back: such a cell is cold, but its reader is not the one warmed up.
 REOPENED = (

@@ -21,7 +21,7 @@ from reference.errors import InputError
 _MEASURE_AGAIN = "remove the file and use --resume to measure it again"
 _START_AGAIN = "the run cannot be read: start another one, with another --out"
 _INVALID = {"cell", "arm", "reasons", "notes"}
-_VALID = _INVALID | {"seconds", "tokens_per_s", "exposed_wait_s", "effective_mode"}
+_VALID = _INVALID | {"seconds", "tokens_per_s", "exposed_wait_s", "effective_mode", "session"}
 _VALID |= {"rows", "used", "gather", "memory", "process"}
 
 

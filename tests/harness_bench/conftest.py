@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fast.rows import locate_table, residency
+from harness.bench.cell import SCHEMA
 from harness.bench.cells import Arm, Cell, Workload, arm_as_dict, cell_as_dict
 from harness.bench.plan import Matrix
 from harness.bench.store import Results, RunPlan, Store
@@ -57,7 +58,7 @@ def made_up(plan: RunPlan, seconds: Callable[[Cell], float], **changes: Any) -> 
         took = seconds(cell)
         total = cell.workload.tokens * 4
         content: dict[str, Any] = {
-            "schema": 1,
+            "schema": SCHEMA,
             "cell": cell_as_dict(cell),
             "arm": arm_as_dict(plan.arm(cell.arm)),
             "valid": True,
@@ -86,6 +87,7 @@ def made_up(plan: RunPlan, seconds: Callable[[Cell], float], **changes: Any) -> 
                 "cpu_s": 1.0,
                 "other_cpu": 0.0,
             },
+            "session": 0,
             "process": {"other_cpu": 0.0},
             "memory": {"peak_rss_bytes": 1 << 29, "anonymous_bytes": 1 << 28},
             "wall_s": 3.0,

@@ -19,7 +19,7 @@ from fast.rows import FallbackNotice, Table, locate_table, residency
 from fast.rows.counters import count_pages
 from harness.bench import protocol
 from harness.bench.caveats import caveats
-from harness.bench.cell import REOPENED, run_cell
+from harness.bench.cell import REOPENED, SCHEMA, run_cell
 from harness.bench.cells import Arm, Cell, Workload, arm_as_dict, cell_as_dict
 from harness.bench.statistics import summarise
 from harness.bench.workbench import GatherBench
@@ -33,7 +33,7 @@ def spec_of(path: Path, folder: Path, mode: str = "mmap-random", state: str = "c
     """The spec of a cell that gathers the rows of 64 tokens."""
     cell = Cell(mode, state, 0, Workload("gather", 64), 0)
     made = {
-        "schema": 1,
+        "schema": SCHEMA,
         "model": str(path),
         "cell": cell_as_dict(cell),
         "arm": arm_as_dict(Arm(mode, mode)),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from harness.bench.cell import PARENT
+from harness.bench.cell import PARENT, SCHEMA
 from harness.bench.cells import Arm
 from harness.bench.commits import resolve, tree_of
 from harness.bench.memory_limit import limited, parse_size
@@ -285,6 +285,7 @@ def test_commit_is_laid_out_once_and_whole(tmp_path: Path) -> None:
     [
         ("run.json", "[]"),
         ("run.json", '{"kind": "plegate-bench", "schema": 1}'),
+        ("run.json", json.dumps({"kind": "plegate-bench", "schema": SCHEMA})),
         ("timing.json", "[]"),
         ("timing.json", '{"sessions": [{}]}'),
         ("cells/x.json", "{}"),
