@@ -65,7 +65,7 @@ def property_tests(session: nox.Session) -> None:
 def mutation(session: nox.Session) -> None:
     """Plants faults in processes of their own and requires each to be caught, at the right level, by name."""
     install(session)
-    session.run("python", "-m", "harness.mutation", *session.posargs)
+    session.run("python", "-m", "harness.faults", *session.posargs)
 
 
 @nox.session

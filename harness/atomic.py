@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from reference.errors import InputError
+from model_file.errors import InputError
 
 
 @contextmanager

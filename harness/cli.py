@@ -32,7 +32,7 @@ from harness.commands.speed import speed
 from harness.commands.synth import synth
 from harness.commands.trend import trend
 from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, EXIT_INTERRUPTED, EXIT_PIPE, CannotRun
-from reference.errors import InputError
+from model_file.errors import InputError
 
 _INTERRUPTED = "stopped; results are written whole or not at all"
 _LOADED_WHOLE = ("jax", "jaxlib")  # nothing is half written while these are loaded

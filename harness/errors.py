@@ -1,4 +1,4 @@
-"""What the command line turns into exit codes, beside `reference.errors.InputError` (2)."""
+"""What the command line turns into exit codes, beside `model_file.errors.InputError` (2)."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from fast.rows import locate_table
 from harness.gate.compare import check_type
-from reference.config import ARCHITECTURE, ModelConfig, config_from
-from reference.errors import InputError
-from reference.gguf_file import GgufFile
-from reference.ngram import CHECKPOINT_SEED, NgramHash, checkpoint_multipliers, offsets_of, prime_sizes
-from reference.tensors import TABLE, take_inventory
+from model_file.config import ARCHITECTURE, ModelConfig, config_from
+from model_file.errors import InputError
+from model_file.gguf_file import GgufFile
+from model_file.ngram import CHECKPOINT_SEED, NgramHash, checkpoint_multipliers, offsets_of, prime_sizes
+from model_file.tensors import TABLE, take_inventory
 
 _LAZY_ABOVE_BYTES = 4 * 2**30  # llama.cpp's `auto` reads tables above this lazily
 
@@ -127,7 +127,7 @@ def state_bytes(config: ModelConfig, positions: int) -> int:
     """Bytes of float32 state that a sequence of `positions` tokens carries in the reference, the most of any engine.
 
     An attention layer keeps keys, values and index keys of every position, a delta net its memories and convolution.
-    The fast path keeps one index key a block, and memory beside its state: `fast.memory` has all of it.
+    The fast path keeps one index key a block, and memory beside its state: `fast.engine.memory` has all of it.
     """
     attention = sum(
         positions * (2 * config.kv_heads * config.head_width + (config.indexer_width if ratio else 0))

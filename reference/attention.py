@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from reference.config import ModelConfig
+from model_file.config import ModelConfig
 from reference.layers import rms_norm, rotate
 from reference.parameters import Attention, Indexer
 from reference.shapes import Array, Bool, Float, Int, Record

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from reference.config import ModelConfig
+from model_file.config import ModelConfig
 from reference.model import State, forward, fresh_state
 from reference.parameters import Parameters
 from reference.shapes import Array

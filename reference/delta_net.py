@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from reference.config import ModelConfig
+from model_file.config import ModelConfig
 from reference.layers import causal_conv, rms_norm
 from reference.parameters import DeltaNet
 from reference.shapes import Array, Float, Record

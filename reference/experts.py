@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from reference.config import ModelConfig
+from model_file.config import ModelConfig
 from reference.parameters import Experts
 from reference.shapes import Array, Float, Record
 

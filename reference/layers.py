@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from reference.config import ModelConfig
+from model_file.config import ModelConfig
 from reference.parameters import HyperConnection
 from reference.shapes import Array, Float, Int
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from model_file.config import ModelConfig
 from reference.attention import AttentionState, attention, fresh_attention_state
-from reference.config import ModelConfig
 from reference.delta_net import DeltaNetState, delta_net, fresh_delta_net_state
 from reference.experts import experts
 from reference.layers import read_streams

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from reference.config import ModelConfig
-from reference.gguf_file import GgufFile
+from model_file.config import ModelConfig
+from model_file.gguf_file import GgufFile
+from model_file.tensors import Inventory, inventory_to_load
 from reference.shapes import Array, Float
-from reference.tensors import Inventory, inventory_to_load
 
 
 @jax.tree_util.register_dataclass

@@ -16,7 +16,7 @@ from fast.rows.resident import ResidentReader
 from fast.rows.settings import RowSettings
 from fast.rows.table import Segment, Table, locate_table
 from fast.rows.uring import UringReader, UringUncachedReader
-from reference.errors import InputError
+from model_file.errors import InputError
 
 __all__ = [
     "ALIASES",

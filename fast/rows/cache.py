@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fast.rows.counters import GatherCounters
 from fast.rows.reader import PRELOAD_ROWS, PackedRows, RowReader
 from fast.rows.table import Ids, check_ids
-from reference.errors import InputError
+from model_file.errors import InputError
 
 _MIX = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: consecutive ids spread over the slots
 _EMPTY = -1

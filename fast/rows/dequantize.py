@@ -27,7 +27,7 @@ from gguf import GGMLQuantizationType as Type
 from jax import lax
 
 from fast.rows.reader import RowReader
-from reference.errors import InputError
+from model_file.errors import InputError
 
 _IQ4_NL_VALUES = gguf.quants.IQ4_NL.kvalues
 _IQ1_S_DELTA = 0.125

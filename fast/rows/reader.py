@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fast.rows.counters import GatherCounters, Meter
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table, check_ids
-from reference.errors import InputError
+from model_file.errors import InputError
 
 PackedRows = npt.NDArray[np.uint8]
 PRELOAD_ROWS = 65_536  # rows a preload reads at a time, so that it needs a bounded scratch buffer

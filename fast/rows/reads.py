@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from reference.errors import InputError
+from model_file.errors import InputError
 
 _AGAIN = (-errno.EAGAIN, -errno.EINTR)
 MAX_ROUNDS = 10_000  # repeats of reads that make no progress before the batch is given up

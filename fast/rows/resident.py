@@ -12,7 +12,7 @@ from fast.rows.counters import GatherCounters
 from fast.rows.reader import ModeCannotRun, PackedRows, RowReader
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table, check_file_holds, open_read_only
-from reference.errors import InputError
+from model_file.errors import InputError
 
 _PORTION_BYTES = 64 << 20  # per readinto, so that Ctrl-C is answered while a large table loads
 

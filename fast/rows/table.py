@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows.syscalls import PAGE_BYTES
-from reference.errors import InputError
-from reference.gguf_file import GgufFile
-from reference.tensors import TABLE
+from model_file.errors import InputError
+from model_file.gguf_file import GgufFile
+from model_file.tensors import TABLE
 
 Ids = npt.NDArray[np.int64]
 

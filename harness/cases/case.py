@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fast.rows import MODES, canonical_mode
-from reference.errors import InputError
+from model_file.errors import InputError
 
 ROWS, PLE, LOGITS, TOKENS = "rows", "PLE layer", "logits", "tokens"
 LEVELS = (ROWS, PLE, LOGITS, TOKENS)

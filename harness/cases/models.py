@@ -9,7 +9,7 @@ from harness.atomic import write_bytes
 from harness.errors import CannotRun
 from harness.synth import cache_folder, ensure_model
 from harness.synth.making import file_sha256
-from reference.gguf_file import open_gguf
+from model_file.gguf_file import open_gguf
 
 FIXTURES = Path(__file__).parents[2] / "tests" / "fixtures"
 TIED = "blk.3.indexer.q_proj.weight"

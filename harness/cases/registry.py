@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 
 from harness.cases.case import Case, TokenPrompt
-from reference.errors import InputError
+from model_file.errors import InputError
 
 EOS = 1  # the n-gram hash of `nano` and of the fixtures ends documents with it
 NANO_VOCAB, TINY_VOCAB = 4096, 512

@@ -9,7 +9,7 @@ import typer
 from harness.commands.options import JsonFile, Model
 
 if TYPE_CHECKING:
-    from harness.advise import Advice
+    from harness.measure.advise import Advice
 
 SCHEMA = "plegate.advise/1"
 
@@ -44,12 +44,12 @@ def advise(
     import os
 
     from fast.rows import locate_table
-    from harness.advise import advise_table, device_name, rows_per_token_of, settings_for
     from harness.atomic import write_json
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
     from harness.environment import environment
-    from reference.gguf_file import open_gguf
+    from harness.measure.advise import advise_table, device_name, rows_per_token_of, settings_for
+    from model_file.gguf_file import open_gguf
 
     check_outputs({"--json": json_file}, [model])
     with open_gguf(model) as opened:
@@ -76,9 +76,9 @@ def _print(advice: Advice, title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from harness.advise import DEPTHS, sentences
     from harness.commands.rows import rate
-    from harness.fitted_table import Column, print_fitted
+    from harness.measure.advise import DEPTHS, sentences
+    from harness.pages.fitted_table import Column, print_fitted
 
     console = Console(highlight=False)
     console.print(Text(title))

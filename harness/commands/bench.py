@@ -14,8 +14,8 @@ SAME_MACHINE = ("cpu", "cores", "kernel", "file_system", "disk", "python", "vers
 """What must be as it was for a run to be taken up again."""
 
 if TYPE_CHECKING:
-    from harness.bench.plan import Matrix
-    from harness.bench.store import Results, RunPlan
+    from harness.measure.plan import Matrix
+    from harness.measure.store import Results, RunPlan
 
 
 def bench(
@@ -97,16 +97,16 @@ def bench(
     Exit codes: 0 every cell is valid, 2 bad input, 3 a cell is invalid (the reason is named), 130 Ctrl-C.
     """
     from harness.atomic import write_json
-    from harness.bench.caveats import caveats
-    from harness.bench.memory_limit import parse_size
-    from harness.bench.progress import showing
-    from harness.bench.runner import Runner
-    from harness.bench.statistics import summarise
-    from harness.bench.store import Store
-    from harness.bench.summary import print_summary
+    from harness.cases.prompts import read_one_prompt
     from harness.commands.outputs import check_outputs
     from harness.errors import EXIT_CANNOT_RUN
-    from harness.prompts import read_one_prompt
+    from harness.measure.caveats import caveats
+    from harness.measure.memory_limit import parse_size
+    from harness.measure.progress import showing
+    from harness.measure.runner import Runner
+    from harness.measure.statistics import summarise
+    from harness.measure.store import Store
+    from harness.measure.summary import print_summary
     from harness.synth import cache_folder
 
     store = Store(out)
@@ -134,7 +134,7 @@ def bench(
     print_summary(results, summaries, found)
     _print_timing(results)
     if json_file is not None:
-        from harness.bench.export import as_json
+        from harness.measure.export import as_json
 
         write_json(json_file, as_json(results, summaries, found))
     raise typer.Exit(EXIT_CANNOT_RUN if results.invalid else 0)
@@ -145,7 +145,7 @@ def _check_same(context: typer.Context, asked: Mapping[str, tuple[Any, Any]]) ->
 
     asked: by parameter, what the options say and what the run has.
     """
-    from reference.errors import InputError
+    from model_file.errors import InputError
 
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
@@ -168,10 +168,10 @@ def _matrix(
     twin: bool,
 ) -> Matrix:
     """The matrix that the options describe. Raises: InputError."""
-    from harness.bench.cells import STATES, parse_arms, parse_workload
-    from harness.bench.commits import resolve
-    from harness.bench.plan import ARMS, DEPTHS, WORKLOADS, Matrix
-    from reference.errors import InputError
+    from harness.measure.cells import STATES, parse_arms, parse_workload
+    from harness.measure.commits import resolve
+    from harness.measure.plan import ARMS, DEPTHS, WORKLOADS, Matrix
+    from model_file.errors import InputError
 
     wrong = next((state for state in states or () if state not in STATES), None)
     if wrong is not None:
@@ -190,13 +190,13 @@ def _plan(
     model: Path, matrix: Matrix, tokens: Path | None, least_unique: float, memory_limit: str | None, drop_caches: bool
 ) -> RunPlan:
     """The run: everything is looked at before anything is measured. Raises: InputError."""
-    from harness.bench.machine import machine_facts
-    from harness.bench.memory_limit import parse_size
-    from harness.bench.store import RunPlan
-    from harness.bench.stream import check_given
-    from harness.bench.workbench import model_facts
-    from harness.prompts import read_one_prompt
-    from reference.errors import InputError
+    from harness.cases.prompts import read_one_prompt
+    from harness.measure.machine import machine_facts
+    from harness.measure.memory_limit import parse_size
+    from harness.measure.store import RunPlan
+    from harness.measure.stream import check_given
+    from harness.measure.workbench import model_facts
+    from model_file.errors import InputError
 
     facts = model_facts(model, [work.kind != "gather" for work in matrix.workloads])
     if matrix.context > facts["context"]:
@@ -214,9 +214,9 @@ def _plan(
 
 def _checked_plan(results: Results, model: Path) -> RunPlan:
     """The plan of a run that is taken up again. Raises: InputError when the model or the code is another one."""
-    from harness.bench.machine import machine_facts
-    from harness.bench.workbench import model_facts
-    from reference.errors import InputError
+    from harness.measure.machine import machine_facts
+    from harness.measure.workbench import model_facts
+    from model_file.errors import InputError
 
     facts = model_facts(model, [work.kind != "gather" for work in results.plan.matrix.workloads])
     here = machine_facts(model)
@@ -233,7 +233,7 @@ def _checked_plan(results: Results, model: Path) -> RunPlan:
 
 
 def _print_timing(results: Results) -> None:
-    from harness.bench.summary import timing_text
+    from harness.measure.summary import timing_text
 
     for session in results.timing.get("sessions", []):
         typer.echo(timing_text(session))

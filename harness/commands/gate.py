@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import CacheDir, DefaultModel, JsonFile, Modes, TextFiles, Texts, TokenFiles
-from harness.engine_names import EngineName
+from harness.engines.names import EngineName
 
 
 def gate(

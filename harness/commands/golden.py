@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import CacheDir, JsonFile
-from harness.engine_names import EngineName
+from harness.engines.names import EngineName
 
 golden_app = typer.Typer(
     no_args_is_help=True,
@@ -35,10 +35,10 @@ def check(
     Where a token differs it says whether the margin there was large enough. A missing golden is a failure that says how
     to make it. Exit codes: 0 all equal, 1 a difference, 2 bad input, 3 a case's model is not here.
     """
+    from harness.answers.check import check_goldens, print_checks
+    from harness.answers.store import golden_folder
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
-    from harness.goldens.check import check_goldens, print_checks
-    from harness.goldens.store import golden_folder
 
     check_outputs({"--json": json_file}, [Path(str(golden_folder()))])
     with stages() as tell:
@@ -66,14 +66,14 @@ def record(
     cache_dir: CacheDir = None,
 ) -> None:
     """Run a case and write what it answers as a candidate; goldens/ is not touched."""
+    from harness.answers.produce import produce
+    from harness.answers.record import dumps
+    from harness.answers.store import candidate_path, check_not_golden
     from harness.atomic import write_text
     from harness.cases.models import model_path
     from harness.cases.registry import case_by_id
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
-    from harness.goldens.produce import produce
-    from harness.goldens.record import dumps
-    from harness.goldens.store import candidate_path, check_not_golden
 
     chosen = case_by_id(case)
     check_not_golden(candidates)
@@ -102,8 +102,8 @@ def promote(
     candidates: Candidates = _DEFAULT,
 ) -> None:
     """Make a candidate the golden. Refused without a reason, on a tree with uncommitted changes, for small margins."""
+    from harness.answers.promote import promote as move
     from harness.cases.registry import case_by_id
-    from harness.goldens.promote import promote as move
 
     print(f"{move(case, reason, candidates, registered=case_by_id(case))}: promoted; commit it")
 
@@ -114,10 +114,10 @@ def diff(
     candidates: Candidates = _DEFAULT,
 ) -> None:
     """Say how a candidate differs from its golden. Exit codes: 0 same answers, 1 different ones."""
+    from harness.answers.diff import differences
+    from harness.answers.store import candidate_path, how_to_make, read_golden
     from harness.cases.registry import case_by_id
-    from harness.goldens.diff import differences
-    from harness.goldens.store import candidate_path, how_to_make, read_golden
-    from reference.errors import InputError
+    from model_file.errors import InputError
 
     case_by_id(case)
     new, old = read_golden(case, candidates), read_golden(case)

@@ -19,8 +19,8 @@ def inspect(model: Model, json_file: JsonFile = None) -> None:
     from harness.atomic import write_json
     from harness.commands.outputs import check_outputs
     from harness.inspection import describe
-    from reference.errors import InputError
-    from reference.gguf_file import open_gguf
+    from model_file.errors import InputError
+    from model_file.gguf_file import open_gguf
 
     check_outputs({"--json": json_file}, [model])
     with open_gguf(model) as opened:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Model
-from harness.engine_names import EngineName
+from harness.engines.names import EngineName
 
 
 def logits(
@@ -41,10 +41,10 @@ def logits(
     import numpy as np
 
     from harness.atomic import write_bytes
+    from harness.cases.prompts import read_one_prompt
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
-    from harness.engine import open_engine
-    from harness.prompts import read_one_prompt
+    from harness.engines.opened import open_engine
 
     check_outputs({"--out": out}, [model, tokens])
     prompt = read_one_prompt(tokens)

@@ -60,7 +60,7 @@ TokenFiles = Annotated[
 
 def _folder(path: Path | None) -> Path | None:
     """Raises: InputError for what is no folder and can become none."""
-    from reference.errors import InputError
+    from model_file.errors import InputError
 
     if path is not None:
         there = next(place for place in (path, *path.absolute().parents) if place.exists())

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from harness.atomic import is_model
-from reference.errors import InputError
+from model_file.errors import InputError
 
 _SHARD_NAME = re.compile(r"(?P<prefix>.*-)\d{5}(?P<count>-of-\d{5}\.gguf)")
 

@@ -32,14 +32,14 @@ def report(
     Exit codes: 0 written, 2 bad input.
     """
     from harness.atomic import write_json, write_text
-    from harness.bench.caveats import caveats
-    from harness.bench.export import as_json
-    from harness.bench.statistics import summarise
-    from harness.bench.store import Store
-    from harness.bench.summary import markdown
     from harness.commands.outputs import check_outputs
-    from harness.report.page import machine_rows, render
-    from reference.errors import InputError
+    from harness.measure.caveats import caveats
+    from harness.measure.export import as_json
+    from harness.measure.statistics import summarise
+    from harness.measure.store import Store
+    from harness.measure.summary import markdown
+    from harness.pages.page import machine_rows, render
+    from model_file.errors import InputError
 
     store, page = Store(folder), out or folder / "report.html"
     check_outputs({"--out": page, "--markdown": markdown_file, "--json": json_file}, store.kept, made=folder)

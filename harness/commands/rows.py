@@ -74,7 +74,7 @@ def rows(
     from harness.commands.progress import stages
     from harness.gate.batches import choose_batches
     from harness.gate.table import judge_rows
-    from reference.gguf_file import open_gguf
+    from model_file.gguf_file import open_gguf
 
     sources = parse_modes(mode or [])
     inputs = [model, against, *(source.path for source in sources), *(prompt_file or []), *(tokens or [])]
@@ -98,8 +98,8 @@ def _print(result: RowsResult) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from harness.fitted_table import Column, print_fitted
     from harness.gate.verdicts import EQUAL, STYLES
+    from harness.pages.fitted_table import Column, print_fitted
 
     console = Console(highlight=False)
     table = result.table

@@ -11,9 +11,9 @@ import typer
 from harness.commands.options import CacheDir, DefaultModel, JsonFile
 
 if TYPE_CHECKING:
-    from fast.engine import FastEngine
-    from fast.timings import Timings
-    from reference.gguf_file import GgufFile
+    from fast.engine.engine import FastEngine
+    from fast.engine.timings import Timings
+    from model_file.gguf_file import GgufFile
 
 
 def run(
@@ -52,16 +52,16 @@ def run(
     """
     from contextlib import ExitStack
 
-    from fast.engine import FastEngine
+    from fast.engine.engine import FastEngine
+    from fast.engine.settings import EngineSettings
     from fast.rows import locate_table, open_rows
-    from fast.settings import EngineSettings
+    from harness.cases.prompts import check_context, check_ids, encode, read_one_prompt
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
-    from harness.prompts import check_context, check_ids, encode, read_one_prompt
     from harness.synth import cache_folder, ensure_model
-    from reference.config import config_from
-    from reference.errors import InputError
-    from reference.gguf_file import open_gguf
+    from model_file.config import config_from
+    from model_file.errors import InputError
+    from model_file.gguf_file import open_gguf
 
     if (prompt is None) == (tokens is None):
         raise InputError("give one of --prompt TEXT and --tokens FILE")
@@ -139,7 +139,7 @@ class _Words:
 
     @property
     def _decode(self) -> Callable[[list[int]], str]:
-        from harness.prompts import decode
+        from harness.cases.prompts import decode
 
         return lambda ids: decode(self._file, ids)
 

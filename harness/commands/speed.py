@@ -13,7 +13,7 @@ import typer
 from harness.commands.options import CacheDir, DefaultModel, JsonFile
 
 if TYPE_CHECKING:
-    from harness.speed import Cell
+    from harness.measure.speed import Cell
 
 AGAINST = ("llama.cpp", "transformers", "none")
 
@@ -58,7 +58,7 @@ def speed(
 
     from harness.commands.outputs import check_outputs
     from harness.errors import CannotRun
-    from reference.errors import InputError
+    from model_file.errors import InputError
 
     check_outputs({"--json": json_file}, [model, llama_server, python])
     engines = list(against or ["llama.cpp"])
@@ -111,17 +111,17 @@ def _measure(
     python: Path | None,
     cache_dir: Path | None,
 ) -> list[Cell]:
-    from fast.engine import FastEngine
+    from fast.engine.engine import FastEngine
+    from fast.engine.settings import EngineSettings
     from fast.rows import locate_table, open_rows
-    from fast.settings import EngineSettings
+    from harness.cases.prompts import check_context, varied_ids
     from harness.commands.progress import stages
     from harness.engines.llama_cpp import LlamaServer, find_server
     from harness.engines.transformers_engine import TransformersEngine
-    from harness.prompts import check_context, varied_ids
-    from harness.speed import LlamaContender, OursContender, TransformersContender, compare
+    from harness.measure.speed import LlamaContender, OursContender, TransformersContender, compare
     from harness.synth import cache_folder, ensure_model
-    from reference.config import config_from
-    from reference.gguf_file import open_gguf
+    from model_file.config import config_from
+    from model_file.gguf_file import open_gguf
 
     prefill, decode, repeats, threads = sizes
     context = max(depths) + prefill + decode + 64
@@ -176,7 +176,7 @@ def _print(cells: Sequence[Cell]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from harness.speed import OURS
+    from harness.measure.speed import OURS
 
     table = Table(title="tokens per second, and how many times faster plegate is (median, lowest to highest)")
     for title in ("depth", "what", "plegate", "other", "tokens/s", "times faster", "same first token"):

@@ -57,12 +57,12 @@ def trend(
     from harness.atomic import write_json, write_text
     from harness.commands.outputs import check_outputs
     from harness.errors import CannotRun
-    from harness.trend.compare import BUSY_CORES, compare
-    from harness.trend.export import as_json
-    from harness.trend.page import render
-    from harness.trend.runs import accept, add_run, history, keys, read_run
-    from harness.trend.text import headline, markdown, notes
-    from reference.errors import InputError
+    from harness.measure.trend.compare import BUSY_CORES, compare
+    from harness.measure.trend.export import as_json
+    from harness.measure.trend.page import render
+    from harness.measure.trend.runs import accept, add_run, history, keys, read_run
+    from harness.measure.trend.text import headline, markdown, notes
+    from model_file.errors import InputError
 
     if keep_only and (add is None or accept_reason is not None):
         raise InputError("--keep-only compares nothing: expected --add with it, and no --accept")
@@ -106,7 +106,7 @@ def trend(
 def _newest_key(folder: Path) -> str:
     """The machine whose newest run is the newest of all. Raises: CannotRun when there is no run."""
     from harness.errors import CannotRun
-    from harness.trend.runs import history, keys
+    from harness.measure.trend.runs import history, keys
 
     runs = [(found[-1].when, key) for key in keys(folder) if (found := history(folder, key))]
     if not runs:

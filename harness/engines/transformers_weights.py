@@ -11,10 +11,10 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from reference.config import ModelConfig
-from reference.errors import InputError
-from reference.gguf_file import GgufFile
-from reference.tensors import TABLE, take_inventory
+from model_file.config import ModelConfig
+from model_file.errors import InputError
+from model_file.gguf_file import GgufFile
+from model_file.tensors import TABLE, take_inventory
 
 FloatArray = npt.NDArray[np.float32]
 Take = Callable[[str], FloatArray]

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from harness.engines.transformers_weights import state_dict
-from reference.config import ModelConfig, config_from
-from reference.gguf_file import GgufFile, open_gguf
+from model_file.config import ModelConfig, config_from
+from model_file.gguf_file import GgufFile, open_gguf
 
 
 def build(model: GgufFile, config: ModelConfig) -> Any:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from fast.rows import Table
 from fast.rows.resident import available_bytes
-from harness.prompt_choice import choose_prompts
-from harness.prompts import check_ids
-from reference.errors import InputError
-from reference.gguf_file import GgufFile
+from harness.cases.prompt_choice import choose_prompts
+from harness.cases.prompts import check_ids
+from model_file.errors import InputError
+from model_file.gguf_file import GgufFile
 
 Ids = npt.NDArray[np.uint64]
 UNKNOWN_MEMORY_BYTES = 4 << 30  # where the system does not say how much there is

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from harness.answers.record import Golden
+from harness.answers.store import read_golden
 from harness.cases.case import ROWS, TOKENS, Case, TokenPrompt
 from harness.cases.models import model_digest, model_path
+from harness.cases.prompt_choice import choose_prompts
 from harness.cases.registry import case_by_id, cases, cases_of
 from harness.gate.run import GateOptions
-from harness.goldens.record import Golden
-from harness.goldens.store import read_golden
-from harness.prompt_choice import choose_prompts
 from harness.synth import cache_folder
-from reference.errors import InputError
+from model_file.errors import InputError
 
 Tell = Callable[[str], None]
 Given = tuple[Sequence[str], Sequence[Path], Sequence[Path]]

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import Table, locate_table
-from reference.errors import InputError
-from reference.gguf_file import open_gguf
+from model_file.errors import InputError
+from model_file.gguf_file import open_gguf
 
 Packed = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from fast.rows import Table
 from harness.gate.compare import Packed, expected_packed
-from reference.errors import InputError
-from reference.gguf_file import GgufFile
+from model_file.errors import InputError
+from model_file.gguf_file import GgufFile
 
 Ids = npt.NDArray[np.uint64]
 _KEY = "qwen4exp.ple."

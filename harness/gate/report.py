@@ -17,9 +17,9 @@ from harness.atomic import write_json, write_text
 from harness.cases.case import LOGITS, PLE, ROWS, TOKENS
 from harness.cases.registry import cases
 from harness.environment import environment
-from harness.fitted_table import Column, print_fitted
 from harness.gate.checks import CHECKS, Finding
 from harness.gate.verdicts import DIFFERENT, EQUAL, STYLES, UNSTEADY, GateResult, ModeVerdict
+from harness.pages.fitted_table import Column, print_fitted
 
 SCHEMA = "plegate.gate/1"
 LEVEL_COLUMNS = (ROWS, PLE, LOGITS, TOKENS)

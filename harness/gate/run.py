@@ -17,26 +17,26 @@ from typing import cast
 import numpy as np
 
 from fast.rows import ModeCannotRun, RowReader, RowSettings, Table, locate_table, open_rows
+from harness.answers.produce import missing_probe
+from harness.answers.record import Golden
+from harness.answers.store import how_to_make
 from harness.cases.case import LOGITS, PLE, TOKENS, Case, ModeSource
 from harness.cases.models import model_digest
+from harness.cases.prompts import check_context, check_ids
+from harness.engines.runner import Runner, make_runner
 from harness.gate.advice import watching_madvise
 from harness.gate.checks import Finding
 from harness.gate.compare import copy_of_table
 from harness.gate.evidence import CountingCalls, Evidence, look
 from harness.gate.oracle import HashOracle, PlainReader, row_digests
 from harness.gate.rows import expect_rows, judge_rows, judge_unpacking
-from harness.gate.runner import Runner, make_runner
 from harness.gate.story import with_place, without_place
 from harness.gate.tokens import CaseRun, TokenJudge
 from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
-from harness.goldens.produce import missing_probe
-from harness.goldens.record import Golden
-from harness.goldens.store import how_to_make
-from harness.prompts import check_context, check_ids
-from reference.config import ModelConfig, config_from
-from reference.errors import InputError
-from reference.gguf_file import GgufFile, open_gguf
-from reference.tensors import inventory_to_load
+from model_file.config import ModelConfig, config_from
+from model_file.errors import InputError
+from model_file.gguf_file import GgufFile, open_gguf
+from model_file.tensors import inventory_to_load
 
 Tell = Callable[[str], None]
 UNSEEN = "the rows were compared, how they were read could not be seen: no /proc"

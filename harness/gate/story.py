@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.engines.runner import Named, RecordedChunk, Runner
 from harness.gate.checks import Finding
-from harness.gate.runner import Named, RecordedChunk, Runner
 
 MAX_TOKENS = 1024  # of a prompt that are looked through; the reference computes them all again
 _STEP_ORDER = ("ple", "mixer", "experts", "streams")

@@ -21,7 +21,7 @@ from harness.gate import compare
 from harness.gate.batches import RowBatch
 from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY
 from harness.gate.whole_table import WholeTable, compare_whole
-from reference.gguf_file import open_gguf
+from model_file.gguf_file import open_gguf
 
 SMALL_TABLE_BYTES = 64 << 20  # a smaller table is read in a moment from any disk: that it stays warm is only a note
 Tell = Callable[[str], None]

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import RowReader
+from harness.answers.produce import fixture_answers, probes_of
+from harness.answers.record import Golden, GoldenPrompt, Probe
 from harness.cases.case import LOGITS, PLE, Case
+from harness.engines.runner import Run, Runner
 from harness.gate import compare
 from harness.gate.checks import CHECKS, Finding
 from harness.gate.oracle import HashOracle
-from harness.gate.runner import Run, Runner
 from harness.gate.verdicts import ModeVerdict
-from harness.goldens.produce import fixture_answers, probes_of
-from harness.goldens.record import Golden, GoldenPrompt, Probe
 
 Tell = Callable[[str], None]
 OUTSIDE_BOUND = 5e-5

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import Table
-from reference.errors import InputError
+from model_file.errors import InputError
 
 BLOCK_BYTES = 8 << 20
 

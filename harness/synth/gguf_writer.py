@@ -21,7 +21,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from harness.atomic import writing
 from harness.synth.bits import Bytes
-from reference.errors import InputError
+from model_file.errors import InputError
 
 ALIGNMENT = 32
 _SCALAR_FORMATS = {

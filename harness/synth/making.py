@@ -15,7 +15,7 @@ from harness.errors import CannotRun
 from harness.synth.digests import RECORDED
 from harness.synth.gguf_writer import check_space, write_gguf
 from harness.synth.recipe import RECIPE_VERSION, Recipe, make_recipe
-from reference.errors import InputError
+from model_file.errors import InputError
 
 _READ_BYTES = 4 << 20
 CACHE_ADVICE = "name a folder with more room or other rights with --cache-dir DIR or the variable PLEGATE_CACHE_DIR"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from harness.synth.bits import Bytes
-from reference.errors import InputError
+from model_file.errors import InputError
 
 
 @dataclass(frozen=True)

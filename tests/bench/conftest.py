@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.bench.cells import Arm, Cell, Workload
-from harness.bench.depths import depth_state, make_engine
-from harness.bench.machine import machine_facts
-from harness.bench.rounds import ProvenRounds
-from harness.bench.stream import row_ids
-from harness.bench.usage import Usage
-from harness.bench.workbench import GatherBench, ModelBench, Workbench
+from harness.measure.cells import Arm, Cell, Workload
+from harness.measure.depths import depth_state, make_engine
+from harness.measure.machine import machine_facts
+from harness.measure.rounds import ProvenRounds
+from harness.measure.stream import row_ids
+from harness.measure.trend.machine import key_facts
+from harness.measure.usage import Usage
+from harness.measure.workbench import GatherBench, ModelBench, Workbench
 from harness.synth import cache_folder, ensure_model
-from harness.trend.machine import key_facts
 
 if TYPE_CHECKING:
-    from fast.engine import FastEngine
+    from fast.engine.engine import FastEngine
 
 CONTEXT = 4096 + 512 + 64
 _STARTED = pytest.StashKey[tuple[Usage, float]]()

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from fast.rows import MODES
-from harness.bench.cells import COLD, STATES, WARM, Cell, Workload
-from harness.bench.protocol import OWN_MEMORY, PAST_THE_CACHE
-from harness.trend.runs import PROBE
+from harness.measure.cells import COLD, STATES, WARM, Cell, Workload
+from harness.measure.protocol import OWN_MEMORY, PAST_THE_CACHE
+from harness.measure.trend.runs import PROBE
 
 pytestmark = pytest.mark.slow
 PASSES = 3
 GATHER, PREFILL, DECODE = Workload("gather", 512), Workload("prefill", 256), Workload("decode", 16)
 MODEL_MODES = ("prefetch", "mmap-random", "auto")
-ROUNDS = {"gather": 8, "prefill": 4, "decode": 4}  # in each pass, see harness.trend.compare.SIGNIFICANCE
+ROUNDS = {"gather": 8, "prefill": 4, "decode": 4}  # in each pass, see harness.measure.trend.compare.SIGNIFICANCE
 WARM_GATHERS = 20  # in one round: a single one takes less than a millisecond
 CELLS = [
     Cell(mode, state, 0, GATHER, 0)

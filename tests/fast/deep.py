@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fast.engine import FastEngine
+from fast.engine.engine import FastEngine
+from fast.engine.sequence import Saved
 from fast.rows import locate_table, open_rows
 from fast.rows.dequantize import dequantize_numpy
-from fast.sequence import Saved
+from model_file.config import config_from
+from model_file.gguf_file import open_gguf
 from reference.attention import AttentionState
-from reference.config import config_from
 from reference.decode import Session
 from reference.delta_net import DeltaNetState
-from reference.gguf_file import open_gguf
 from reference.layers import rms_norm, rotate
 from reference.parameters import Attention, load_parameters
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fast.engine import FastEngine
+from fast.engine.engine import FastEngine
+from fast.engine.settings import EngineSettings
 from fast.rows import locate_table, open_rows
-from fast.settings import EngineSettings
 from harness.synth import cache_folder
-from reference.gguf_file import open_gguf
+from model_file.gguf_file import open_gguf
 from tests.conftest import FIXTURES, larger_fixture
 
 ROOM = 1024  # of every engine here: the same room is the same program

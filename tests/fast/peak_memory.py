@@ -16,13 +16,13 @@ from time import sleep
 
 import jax
 
-from fast.engine import FastEngine
+from fast.engine.engine import FastEngine
+from fast.engine.settings import EngineSettings
 from fast.rows import locate_table, open_rows
 from fast.rows.residency import anonymous_bytes
-from fast.settings import EngineSettings
-from harness.prompts import varied_ids
+from harness.cases.prompts import varied_ids
 from harness.synth import cache_folder
-from reference.gguf_file import open_gguf
+from model_file.gguf_file import open_gguf
 
 
 def main() -> None:

@@ -14,21 +14,21 @@ import gguf
 import numpy as np
 import pytest
 
-from fast.engine import FastEngine
-from fast.memory import memory_bytes
+from fast.engine.engine import FastEngine
+from fast.engine.memory import memory_bytes
+from fast.engine.settings import EngineSettings, plan_for
+from fast.model.state import fresh_state, size_bytes
+from fast.model.weights import load_weights
 from fast.rows import RowReader
-from fast.settings import EngineSettings, plan_for
-from fast.state import fresh_state, size_bytes
-from fast.weights import load_weights
 from harness.cases.case import parse_modes
 from harness.cases.registry import case_by_id
+from harness.engines.runner import FastRunner, make_runner
 from harness.gate import run as gate
-from harness.gate.runner import FastRunner, make_runner
-from reference.config import config_from
-from reference.errors import InputError
-from reference.gguf_file import open_gguf
+from model_file.config import config_from
+from model_file.errors import InputError
+from model_file.gguf_file import open_gguf
+from model_file.tensors import UnappliedNotice
 from reference.parameters import load_parameters
-from reference.tensors import UnappliedNotice
 from tests.fast.engines import answers, find, opened, shared
 from tests.gguf_edit import Keys, Tensors, edited
 

@@ -7,7 +7,7 @@ import pytest
 
 from fast.rows import MODES, locate_table, open_rows
 from fast.rows.reader import ModeUnavailable
-from reference.gguf_file import open_gguf
+from model_file.gguf_file import open_gguf
 from tests.fast.engines import LOGIT_BOUND, answers, find, opened, shared, worst_error
 
 CHUNKS = [1, 5, 64, 256, 512]
@@ -80,7 +80,7 @@ def test_batched_sequences_equal_single_ones() -> None:
 
 def test_recorded_intermediates_have_the_references_names_and_values() -> None:
     from fast.rows.dequantize import dequantize_numpy
-    from reference.config import config_from
+    from model_file.config import config_from
     from reference.decode import Session
     from reference.parameters import load_parameters
 

@@ -17,14 +17,14 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from fast.engine import FastEngine
+from fast.engine.engine import FastEngine
+from fast.engine.settings import EngineSettings
 from fast.rows import MODES, locate_table, open_rows
 from fast.rows.residency import make_cold
-from fast.settings import EngineSettings
-from harness.goldens.store import golden_folder, read_golden
-from harness.prompts import varied_ids
+from harness.answers.store import golden_folder, read_golden
+from harness.cases.prompts import varied_ids
 from harness.synth import cache_folder, ensure_model
-from reference.gguf_file import open_gguf
+from model_file.gguf_file import open_gguf
 from tests.fast.engines import LOGIT_BOUND, worst_error
 
 pytestmark = pytest.mark.slow

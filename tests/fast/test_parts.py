@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast.attention import GROUP_BLOCKS, _best_blocks, _score_widths
-from fast.delta_net import _many_tokens, _one_token, _unit_lower_inverse
-from fast.experts import DIRECT_TOKENS, experts
-from fast.hashing import TokenHash
-from fast.settings import EngineSettings, plan_for
-from fast.weights import Experts
-from reference.ngram import NgramHash
+from fast.engine.hashing import TokenHash
+from fast.engine.settings import EngineSettings, plan_for
+from fast.model.attention import GROUP_BLOCKS, _best_blocks, _score_widths
+from fast.model.delta_net import _many_tokens, _one_token, _unit_lower_inverse
+from fast.model.experts import DIRECT_TOKENS, experts
+from fast.model.weights import Experts
+from model_file.ngram import NgramHash
 from tests.fast.engines import shared
 
 BUDGET = 16

@@ -14,8 +14,8 @@ from harness.commands.speed import speed
 from harness.engines.llama_cpp import VARIABLE, find_server
 from harness.engines.transformers_weights import grouped_order
 from harness.errors import CannotRun
-from harness.speed import Cell, Measured
-from reference.errors import InputError
+from harness.measure.speed import Cell, Measured
+from model_file.errors import InputError
 from tests.fast.engines import answers, find, shared
 
 app = typer.Typer()
@@ -46,8 +46,8 @@ def test_run_continues_ids_as_other_engines_do(tmp_path: Path) -> None:
 
 
 def test_run_continues_text_in_text(tmp_path: Path) -> None:
-    from harness.prompts import decode, encode
-    from reference.gguf_file import open_gguf
+    from harness.cases.prompts import decode, encode
+    from model_file.gguf_file import open_gguf
 
     path, json_file = find("tiny.gguf"), tmp_path / "run.json"
     out = invoke("run", path, "--prompt", "The rain", "-n", 24, "--ignore-eos", "--json", json_file)

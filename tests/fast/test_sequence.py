@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fast.engine import FastEngine
-from fast.sequence import Saved, Sequence, _least_useful
-from reference.errors import InputError
+from fast.engine.engine import FastEngine
+from fast.engine.sequence import Saved, Sequence, _least_useful
+from model_file.errors import InputError
 from tests.fast.engines import LOGIT_BOUND, STATE_BOUND, answers, opened, shared, worst_error
 
 CHUNK = 16

@@ -10,7 +10,7 @@ from harness.gate.checks import CHECKS
 from harness.gate.html.plots import margin_panels, mode_panels
 from harness.gate.report import LEVEL_COLUMNS, cell, described, repeat_command, summary
 from harness.gate.verdicts import DIFFERENT, EQUAL, GateResult, MarginLine, ModeVerdict
-from harness.report.page import style, template
+from harness.pages.page import style, template
 
 
 def gate_as_html(result: GateResult) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from harness.gate.verdicts import GateResult
-from harness.report.figures import Series, bars, lines, looks, swatch
+from harness.pages.figures import Series, bars, lines, looks, swatch
 
 MOST_LINES = 6  # prompts of one plot; more lines say nothing
 

@@ -1,0 +1,42 @@
+"""All that a compiled program depends on beside the shapes of its arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from model_file.config import ModelConfig
+
+SPARE_BLOCKS = 16  # a full sequence's padding touches one block behind the room; 16 keep rows of the array aligned
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that a compiled program depends on beside the shapes of its arrays; a static argument of `jit`.
+
+    Compared by identity, and `plan_for` gives the same object for the same choices: hashing a whole configuration at
+    every call takes 70 us of a decode step.
+
+    Units: counts of tokens. room: positions of the caches, the context and one chunk more, so that a padded chunk can
+    be written without clamping. delta_chunk: tokens of one matrix form of the delta net. query_tile: queries that
+    attend together, which bounds the memory of scores and gathered keys. expert_tile: tokens of one
+    expert computed together.
+    """
+
+    config: ModelConfig
+    table_type: int
+    room: int
+    precision: str
+    delta_chunk: int = 64
+    query_tile: int = 128
+    expert_tile: int = 64
+
+    def key_blocks(self, ratio: int) -> int:
+        """Columns of an index cache: the blocks of the room and spare ones, of which padding needs one."""
+        return self.room // ratio + SPARE_BLOCKS if ratio else 0
+
+
+@lru_cache(maxsize=256)
+def shared_plan(config: ModelConfig, table_type: int, room: int, precision: str) -> Plan:
+    """One object for equal choices, so that engines with the same shapes share their compiled programs."""
+    return Plan(config=config, table_type=table_type, room=room, precision=precision)

@@ -1,0 +1,36 @@
+"""PLE: packed table rows become vectors here, inside the compiled program, and are added to the streams."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from fast.model.plan import Plan
+from fast.model.streams import convolve, normalise
+from fast.model.weights import Ple
+from reference.shapes import Array, Float, Int
+
+
+def ple_gated(
+    weights: Ple, rows: Float[Array, "t ne"], streams: Float[Array, "t s d"], plan: Plan
+) -> Float[Array, "t s d"]:
+    """The rows' values, gated by how well their keys agree with each stream."""
+    config = plan.config
+    projected = rows @ weights.project
+    wide = config.streams * config.width
+    key = normalise(projected[:, :wide].reshape(streams.shape), config.rms_eps) * weights.norm_key
+    query = normalise(streams, config.rms_eps) * weights.norm_query
+    agreement = jnp.sum(key * query, axis=-1) * config.width**-0.5
+    root = jnp.sqrt(jnp.maximum(jnp.abs(agreement), 1e-6))  # steep at zero: a tie of its own kind below 3e-5
+    gate = jax.nn.sigmoid(jnp.sign(agreement) * root)
+    return gate[:, :, None] * projected[:, None, wide:]
+
+
+def ple_smoothed(
+    weights: Ple, gated: Float[Array, "t s d"], past: Float[Array, "q sd"], count: Int[Array, ""], plan: Plan
+) -> tuple[Float[Array, "t s d"], Float[Array, "q sd"]]:
+    """What one sequence adds to its streams, and the convolution's past after its first `count` tokens."""
+    config = plan.config
+    normed = (normalise(gated, config.rms_eps) * weights.norm_conv).reshape(gated.shape[0], -1)
+    smoothed, past = convolve(normed, past, weights.taps, count, dilation=config.ple.hash.order)
+    return gated + jax.nn.silu(smoothed).reshape(gated.shape), past

@@ -1,0 +1,166 @@
+"""The whole model as one function to be compiled: tokens and packed rows in, logits and the next state out.
+
+Several sequences go through together. What works on single tokens sees all tokens of all sequences as one axis; what
+mixes over time sees one sequence at a time. The layers before the PLE layer are a function of their own, so that decode
+can start them before the rows are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from fast.model.attention import attention
+from fast.model.delta_net import delta_net
+from fast.model.experts import experts
+from fast.model.plan import Plan
+from fast.model.ple import ple_gated, ple_smoothed
+from fast.model.state import DeltaState, IndexState, Recurrent, SequenceState
+from fast.model.streams import read_streams, write_streams
+from fast.model.weights import DeltaNet, Layer, Weights
+from reference.shapes import Array, Float, Int, Record, UInt8, ignore
+
+States = tuple[SequenceState, ...]
+Dequantize = Callable[[Array, int], Array]
+
+
+def embed(embedding: Float[Array, "v d"], tokens: Int[Array, "..."], plan: Plan) -> Float[Array, "all s d"]:
+    """The residual streams of all tokens of all sequences: equal copies of the embedding."""
+    embedded = embedding[tokens.reshape(-1)]
+    return jnp.broadcast_to(embedded[:, None, :], (embedded.shape[0], plan.config.streams, embedded.shape[1]))
+
+
+def run_layers(
+    layers: tuple[Layer, ...],
+    numbers: range,
+    streams: Float[Array, "all s d"],
+    states: States,
+    counts: Int[Array, "sequences"],
+    plan: Plan,
+    record: Record = ignore,
+) -> tuple[Float[Array, "all s d"], States]:
+    """Run some layers in order; the states come back with what those layers changed."""
+    config = plan.config
+    for number in numbers:
+        layer = layers[number]
+        x, inject = read_streams(layer.hc_mixer, streams, config)
+        mixed, states = _mix(layer, number, x, states, counts, plan)
+        record(f"blk.{number}.mixer", mixed)
+        streams = write_streams(streams, inject, mixed)
+        x, inject = read_streams(layer.hc_experts, streams, config)
+        fed = experts(layer.experts, x, plan)
+        record(f"blk.{number}.experts", fed)
+        streams = write_streams(streams, inject, fed)
+        record(f"blk.{number}.streams", streams)
+    return streams, states
+
+
+def add_ple(
+    weights: Weights,
+    streams: Float[Array, "all s d"],
+    rows: Float[Array, "all ne"],
+    states: States,
+    counts: Int[Array, "sequences"],
+    plan: Plan,
+    record: Record = ignore,
+) -> tuple[Float[Array, "all s d"], States]:
+    """The PLE layer's addition to the streams of every sequence."""
+    number = plan.config.ple.layer
+    ple = weights.layers[number].ple
+    assert ple is not None
+    gated = ple_gated(ple, rows, streams, plan)
+    pieces, after = [], []
+    for index, (state, piece) in enumerate(zip(states, jnp.split(gated, len(states)), strict=True)):
+        added, past = ple_smoothed(ple, piece, state.recurrent.ple_past, counts[index], plan)
+        pieces.append(added)
+        recurrent = state.recurrent
+        after.append(SequenceState(Recurrent(recurrent.position, past, recurrent.mixers), state.caches))
+    added = _joined(pieces)
+    record(f"blk.{number}.ple", added)
+    return streams + added, tuple(after)
+
+
+def finish(
+    weights: Weights, streams: Float[Array, "all s d"], states: States, counts: Int[Array, "sequences"], plan: Plan
+) -> tuple[Float[Array, "sequences v"], States]:
+    """Logits of each sequence's last token; positions move on."""
+    by_sequence = streams.reshape(len(states), -1, *streams.shape[1:])
+    last = jnp.maximum(counts - 1, 0)
+    by_sequence = jnp.take_along_axis(by_sequence, last[:, None, None, None], axis=1)
+    moved = tuple(
+        SequenceState(
+            Recurrent(state.recurrent.position + counts[index], state.recurrent.ple_past, state.recurrent.mixers),
+            state.caches,
+        )
+        for index, state in enumerate(states)
+    )
+    return head(weights, by_sequence[:, 0], plan), moved
+
+
+def head(weights: Weights, streams: Float[Array, "all s d"], plan: Plan) -> Float[Array, "all v"]:
+    """Logits of every token."""
+    x, _ = read_streams(weights.hc_out, streams, plan.config)
+    return x @ weights.head
+
+
+def forward(
+    weights: Weights,
+    tokens: Int[Array, "sequences t"],
+    packed: UInt8[Array, "rows row_bytes"],
+    states: States,
+    counts: Int[Array, "sequences"],
+    plan: Plan,
+    dequantize: Dequantize,
+    record: Record = ignore,
+) -> tuple[Float[Array, "sequences v"], Float[Array, "all s d"], States]:
+    """All of it: last logits, the streams of all tokens (for `head`, where all logits are asked for), next states.
+
+    Of each sequence's tokens the first `counts` are real, the rest is padding and leaves no trace.
+    """
+    layer = plan.config.ple.layer
+    streams = embed(weights.embedding, tokens, plan)
+    streams, states = run_layers(weights.layers, range(layer), streams, states, counts, plan, record)
+    rows = dequantize(packed, plan.table_type).reshape(streams.shape[0], -1)
+    streams, states = add_ple(weights, streams, rows, states, counts, plan, record)
+    streams, states = run_layers(
+        weights.layers, range(layer, plan.config.layers), streams, states, counts, plan, record
+    )
+    logits, states = finish(weights, streams, states, counts, plan)
+    return logits, streams, states
+
+
+def _mix(
+    layer: Layer, number: int, x: Float[Array, "all d"], states: States, counts: Int[Array, "sequences"], plan: Plan
+) -> tuple[Float[Array, "all d"], States]:
+    """The token mixer of one layer, sequence by sequence between its two projections."""
+    projected = jnp.split(x @ layer.mixer.project, len(states))
+    place = sum(not linear for linear in plan.config.linear_layers[:number])
+    outs, after = [], []
+    for index, state in enumerate(states):
+        mixer, caches = state.recurrent.mixers[number], state.caches
+        if isinstance(layer.mixer, DeltaNet):
+            assert isinstance(mixer, DeltaState)
+            out, mixer = delta_net(layer.mixer, projected[index], mixer, counts[index], plan)
+        else:
+            assert isinstance(mixer, IndexState)
+            ratio = plan.config.compress_ratios[number]
+            start = state.recurrent.position
+            out, mixer, cache = attention(
+                layer.mixer, projected[index], start, counts[index], mixer, caches[place], ratio, plan
+            )
+            caches = _replaced(caches, place, cache)
+        outs.append(out)
+        recurrent = state.recurrent
+        mixers = _replaced(recurrent.mixers, number, mixer)
+        after.append(SequenceState(Recurrent(recurrent.position, recurrent.ple_past, mixers), caches))
+    return _joined(outs) @ layer.mixer.out, tuple(after)
+
+
+def _replaced(items: tuple[Any, ...], place: int, item: Any) -> tuple[Any, ...]:
+    return (*items[:place], item, *items[place + 1 :])
+
+
+def _joined(pieces: list[Array]) -> Array:
+    return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)

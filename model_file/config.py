@@ -1,0 +1,335 @@
+"""What a file says about the architecture: read from GGUF metadata once, every problem collected, raised together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGUFValueType
+
+from model_file.errors import InputError
+from model_file.gguf_file import GgufFile, Metadata
+from model_file.ngram import NgramHash
+
+ARCHITECTURE = "qwen4exp"
+_MOST = 1 << 24  # of anything that is counted: 64 times the longest context; lists of layers and rotary pairs are made
+
+
+@dataclass(frozen=True)
+class PleConfig:
+    """The hashed n-gram layer. `row_width` is e; `heads` is n."""
+
+    layer: int
+    hash: NgramHash
+    row_width: int
+    conv_kernel: int
+
+    @property
+    def heads(self) -> int:
+        """n, the rows that each token reads."""
+        return len(self.hash.sizes)
+
+    @property
+    def rows_needed(self) -> int:
+        """The table must have at least this many rows: the end of the furthest head."""
+        return max(offset + size for offset, size in zip(self.hash.offsets, self.hash.sizes, strict=True))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The architecture, nothing else; runtime choices live elsewhere. Letters as in `reference.shapes`."""
+
+    name: str
+    vocab: int
+    context: int
+    width: int  # d
+    streams: int  # s
+    low_rank: int  # r
+    rms_eps: float
+    linear_layers: tuple[bool, ...]  # one per trunk layer: delta net (True) or attention
+    skipped_layers: tuple[int, ...]  # trailing MTP blocks, present in the file, not run
+    heads: int  # h
+    kv_heads: int  # g
+    head_width: int  # k
+    attention_scale: float
+    rope_width: int  # o
+    rope_base: float
+    rope_divisor: float
+    indexer_heads: int  # i
+    indexer_width: int  # j
+    top_k: int
+    compress_ratios: tuple[int, ...]  # z per trunk layer; 0 is dense attention
+    delta_key_heads: int  # a
+    delta_value_heads: int  # b
+    delta_width: int  # w
+    delta_conv_kernel: int
+    experts: int  # x
+    experts_used: int
+    expert_width: int  # f
+    shared_width: int  # m
+    expert_weights_scale: float
+    ple: PleConfig
+
+    @property
+    def layers(self) -> int:
+        """Trunk layers, MTP blocks not counted."""
+        return len(self.linear_layers)
+
+    @property
+    def delta_inner(self) -> int:
+        """Width of the delta net's values, b*w."""
+        return self.delta_value_heads * self.delta_width
+
+    @property
+    def delta_channels(self) -> int:
+        """c, channels of the delta net's convolution."""
+        return 2 * self.delta_key_heads * self.delta_width + self.delta_inner
+
+
+class _Keys:
+    """Typed access to `qwen4exp.*`. What is wrong is kept in `problems`, and a stand-in value lets reading go on."""
+
+    def __init__(self, path: str, metadata: Metadata) -> None:
+        self.path, self.metadata, self.problems = path, metadata, list[str]()
+
+    def problem(self, key: str, found: object, expected: str) -> None:
+        self.problems.append(f"{self.path}: {ARCHITECTURE}.{key}: found {found}, expected {expected}")
+
+    def integer(self, key: str, low: int = 1, default: int | None = None) -> int:
+        value = self._raw(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _MOST:
+            if value is not None:
+                self.problem(key, _shorten(value), f"a whole number of at least {low} and at most {_MOST}")
+            return max(low, 1)
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        value = self._raw(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+            if value is not None:
+                self.problem(key, repr(value), "a finite number")
+            return 1.0
+        return float(value)
+
+    def integers(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
+        value = self._raw(f"{key}", default)
+        if isinstance(value, tuple):
+            return value
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iub":
+            if value is not None:
+                self.problem(key, _shorten(value), "an array of whole numbers")
+            return ()
+        return tuple(int(number) for number in value)
+
+    def uint64s(self, key: str, count: int) -> tuple[int, ...]:
+        values = self.integers(key)
+        full = f"{ARCHITECTURE}.{key}"
+        if full not in self.metadata:
+            return values
+        element = self.metadata.type_of(full)[1]
+        if element is not GGUFValueType.UINT64:
+            stored = element.name if element else "a scalar"
+            self.problem(key, f"elements of {stored}", "UINT64: 32 bits cut the hash constants, convert again")
+        if len(values) != count:
+            self.problem(key, f"{len(values)} values", f"{count}")
+        return values
+
+    def _raw(self, key: str, default: Any) -> Any:
+        full = f"{ARCHITECTURE}.{key}"
+        if full not in self.metadata:
+            if default is None:
+                self.problem(key, "no such key", "the key: convert the model again with a current converter")
+            return default
+        return self.metadata[full]
+
+
+def config_from(model: GgufFile) -> ModelConfig:
+    """The configuration of an open model.
+
+    Raises: InputError with every problem of the metadata, one line each.
+    Source: the qwen4exp metadata contract shared by transformers and llama.cpp.
+    """
+    path = str(model.paths[0])
+    if model.architecture != ARCHITECTURE:
+        raise InputError(
+            f"{path}: general.architecture: found {model.architecture or 'none'!r}, expected {ARCHITECTURE!r}: "
+            "this command runs the whole model; `plegate rows` checks the table alone, for other architectures too"
+        )
+    keys = _Keys(path, model.metadata)
+    linear, skipped = _layer_kinds(keys)
+    ratios = keys.integers("attention.compress_ratios", default=())
+    config = ModelConfig(
+        name=str(model.metadata.get("general.name", "")),
+        vocab=_vocabulary(keys, model),
+        context=keys.integer("context_length"),
+        width=keys.integer("embedding_length"),
+        streams=keys.integer("hyper_connection.count"),
+        low_rank=keys.integer("hyper_connection.low_rank"),
+        rms_eps=keys.real("attention.layer_norm_rms_epsilon"),
+        linear_layers=linear,
+        skipped_layers=skipped,
+        heads=keys.integer("attention.head_count"),
+        kv_heads=keys.integer("attention.head_count_kv"),
+        head_width=keys.integer("attention.key_length"),
+        attention_scale=keys.real("attention.scale", default=0.0),
+        rope_width=keys.integer("rope.dimension_count"),
+        rope_base=keys.real("rope.freq_base", default=10000.0),
+        rope_divisor=_rope_divisor(keys),
+        indexer_heads=keys.integer("attention.indexer.head_count"),
+        indexer_width=keys.integer("attention.indexer.key_length"),
+        top_k=keys.integer("attention.indexer.top_k"),
+        compress_ratios=ratios[: len(linear)],
+        delta_key_heads=keys.integer("ssm.group_count"),
+        delta_value_heads=keys.integer("ssm.time_step_rank"),
+        delta_width=keys.integer("ssm.state_size"),
+        delta_conv_kernel=keys.integer("ssm.conv_kernel", low=2),
+        experts=keys.integer("expert_count"),
+        experts_used=keys.integer("expert_used_count"),
+        expert_width=keys.integer("expert_feed_forward_length"),
+        shared_width=keys.integer("expert_shared_feed_forward_length"),
+        expert_weights_scale=keys.real("expert_weights_scale", default=0.0),
+        ple=_ple(keys),
+    )
+    _check_relations(keys, config)
+    if keys.problems:
+        raise InputError("\n".join(keys.problems))
+    return config
+
+
+def _vocabulary(keys: _Keys, model: GgufFile) -> int:
+    if f"{ARCHITECTURE}.vocab_size" in keys.metadata:
+        return keys.integer("vocab_size")
+    if "tokenizer.ggml.tokens" in keys.metadata:
+        return keys.metadata.count_of("tokenizer.ggml.tokens")
+    embedding = model.tensors.get("token_embd.weight")
+    return embedding.shape[0] if embedding else keys.integer("vocab_size")
+
+
+def _layer_kinds(keys: _Keys) -> tuple[tuple[bool, ...], tuple[int, ...]]:
+    blocks = keys.integer("block_count")
+    mtp = keys.integer("nextn_predict_layers", low=0, default=0)
+    trunk = blocks - mtp
+    if trunk < 1:
+        keys.problem("nextn_predict_layers", mtp, f"fewer than block_count {blocks}")
+        trunk = 1
+    flags = keys.integers("attention.recurrent_layers", default=())
+    if flags:
+        if len(flags) < trunk:
+            keys.problem("attention.recurrent_layers", f"{len(flags)} values", f"one for each of {trunk} layers")
+        linear = tuple(bool(flag) for flag in flags[:trunk]) + (True,) * (trunk - len(flags))
+    else:
+        interval = keys.integer("full_attention_interval", default=4)
+        linear = tuple((layer + 1) % interval != 0 for layer in range(trunk))
+    return linear, tuple(range(trunk, blocks))
+
+
+def _rope_divisor(keys: _Keys) -> float:
+    kind = str(keys.metadata.get(f"{ARCHITECTURE}.rope.scaling.type", "none"))
+    factor = keys.real("rope.scaling.factor", default=0.0)
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return 1.0
+    if kind == "linear" and factor > 0:
+        return factor
+    keys.problem(
+        "rope.scaling.type", f"{kind!r} with factor {factor}", "none or linear: other scaling is not supported yet"
+    )
+    return 1.0
+
+
+def _ple(keys: _Keys) -> PleConfig:
+    layers = keys.integers("ple.layers")
+    if f"{ARCHITECTURE}.ple.layers" in keys.metadata and len(layers) != 1:
+        keys.problem("ple.layers", list(layers), "exactly one layer")
+    order = keys.integer("ple.ngram_size", low=2)
+    per_order = keys.integer("ple.heads_per_ngram")
+    heads = (order - 1) * per_order
+    hash_constants = NgramHash(
+        multipliers=keys.uint64s("ple.layer_multipliers", order),
+        sizes=keys.uint64s("ple.head_vocab_sizes", heads),
+        offsets=keys.uint64s("ple.head_offsets", heads),
+        heads_per_ngram=per_order,
+        eos=keys.integer("ple.eos_token_id", low=0),
+    )
+    if any(size == 0 for size in hash_constants.sizes):
+        keys.problem("ple.head_vocab_sizes", "a size of 0", "at least 1 row per head")
+    return PleConfig(
+        layer=layers[0] if layers else 0,
+        hash=hash_constants,
+        row_width=keys.integer("embedding_length_per_layer_input"),
+        conv_kernel=keys.integer("ple.conv_kernel"),
+    )
+
+
+def _check_relations(keys: _Keys, config: ModelConfig) -> None:
+    """What must hold between values that are each fine alone."""
+
+    def divides(small: int, large: int, key: str, of: str) -> None:
+        if small and large % small:
+            keys.problem(key, small, f"a divisor of {of} = {large}")
+
+    def equals(key: str, expected: int, why: str) -> None:
+        found = keys.metadata.get(f"{ARCHITECTURE}.{key}", expected)
+        if not isinstance(found, int) or found != expected:
+            keys.problem(key, _shorten(found), f"{expected}, {why}")
+
+    divides(config.kv_heads, config.heads, "attention.head_count_kv", "attention.head_count")
+    divides(config.delta_key_heads, config.delta_value_heads, "ssm.group_count", "ssm.time_step_rank")
+    equals("ssm.inner_size", config.delta_inner, "ssm.time_step_rank * ssm.state_size")
+    equals("attention.value_length", config.head_width, "the attention.key_length")
+    if config.experts_used > config.experts:
+        keys.problem("expert_used_count", config.experts_used, f"at most expert_count {config.experts}")
+    if config.rope_width % 2 or config.rope_width > min(config.head_width, config.indexer_width):
+        keys.problem(
+            "rope.dimension_count",
+            config.rope_width,
+            f"an even number up to the head width {config.head_width} and the indexer width {config.indexer_width}",
+        )
+    _check_rope_sections(keys, config)
+    _check_ratios(keys, config)
+    _check_ple(keys, config)
+
+
+def _check_rope_sections(keys: _Keys, config: ModelConfig) -> None:
+    sections = keys.integers("rope.dimension_sections", default=())
+    if not sections:
+        return
+    axes = (*sections, 0, 0, 0)[:3]
+    unclaimed = [pair for pair in range(config.rope_width // 2) if pair >= 3 * axes[pair % 3]]
+    if unclaimed:
+        keys.problem(
+            "rope.dimension_sections",
+            f"{list(sections)}, which leave rotary pairs {unclaimed} to no axis",
+            f"sections that claim all {config.rope_width // 2} pairs: engines read the unclaimed ones differently",
+        )
+
+
+def _check_ratios(keys: _Keys, config: ModelConfig) -> None:
+    ratios = config.compress_ratios
+    if len(ratios) < config.layers:
+        keys.problem("attention.compress_ratios", f"{len(ratios)} values", f"one for each of {config.layers} layers")
+    for layer, ratio in enumerate(ratios):
+        if ratio < 0 or (ratio and not config.linear_layers[layer] and config.top_k < ratio):
+            keys.problem("attention.compress_ratios", f"{ratio} for layer {layer}", f"0 to top_k = {config.top_k}")
+
+
+def _check_ple(keys: _Keys, config: ModelConfig) -> None:
+    ple = config.ple
+    if ple.layer < 0 or ple.layer >= config.layers:
+        keys.problem("ple.layers", ple.layer, f"a layer from 0 to {config.layers - 1}")
+    elif not config.linear_layers[ple.layer]:
+        linear = [layer for layer, is_linear in enumerate(config.linear_layers) if is_linear]
+        keys.problem("ple.layers", f"{ple.layer}, an attention layer", f"a linear layer, one of {linear}")
+    if ple.heads * ple.row_width != config.width and ple.heads:
+        keys.problem(
+            "embedding_length_per_layer_input",
+            ple.row_width,
+            f"{config.width // ple.heads}: {ple.heads} heads of it make embedding_length {config.width}",
+        )
+    if ple.hash.eos >= config.vocab:
+        keys.problem("ple.eos_token_id", ple.hash.eos, f"a token below vocab_size {config.vocab}")
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

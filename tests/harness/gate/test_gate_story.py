@@ -1,0 +1,101 @@
+"""Where a difference starts: said for every mode that differs, and never said of what was not looked at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from harness.engines.runner import RecordedChunk
+from harness.gate import run as gate
+from harness.gate import story
+from harness.gate.checks import Finding
+from model_file.gguf_file import open_gguf
+from tests.conftest import larger_fixture
+
+ROOT = Path(__file__).parents[3]
+FINDING = Finding("tokens", "a case", "a prompt", "tokens differ", {"step": 1})
+# In a process of its own: the fault is planted in code that other tests have compiled already.
+PLANTED = """
+import json
+from dataclasses import replace
+
+from harness.cases.case import parse_modes
+from harness.cases.models import model_path
+from harness.cases.registry import case_by_id
+from harness.gate import run as gate
+from harness.answers.store import read_golden
+from harness.faults import plants
+from model_file.errors import InputError
+
+plants.tail_block_dropped(None)
+whole, golden = case_by_id("tiny-quant"), read_golden("tiny-quant")
+case = replace(whole, modes=None, prompts=whole.prompts[:1], generate=1, repeats=1)
+options = gate.GateOptions(goldens={case.id: replace(golden, prompts=golden.prompts[:1])})
+
+
+def stories(*modes):
+    result = gate.run_gate(model_path(case.id), [case], parse_modes(modes), options)
+    return [next(f for f in mode.ordered if f.check == "logits") for mode in result.modes]
+
+
+def refuse(*_):
+    raise InputError("nothing can be read today")
+
+
+found = {"places": [[f.story, f.detail.get("first_tensor")] for f in stories("mmap", "direct")]}
+gate.with_place = refuse
+found["refused"] = stories("mmap")[0].story
+gate.STORY_BYTES = model_path(case.id).stat().st_size - 1
+found["large"] = stories("mmap")[0].story
+print(json.dumps(found))
+"""
+
+
+def test_the_place_is_found_for_every_mode_that_differs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PLANTED], capture_output=True, text=True, timeout=300, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert [tensor for _, tensor in found["places"]] == ["blk.3.mixer"] * 2
+    assert all("against reference: blk.3.mixer at position 1 (" in text for text, _ in found["places"])
+    # Where nobody looked, nothing is claimed.
+    unlooked = "; the first tensor outside the bound was not looked for: "
+    assert found["refused"].endswith(unlooked + "nothing can be read today")
+    assert f"{unlooked}the model has 0.0 GiB, more than" in found["large"]
+
+
+class _Ones:
+    def record(self, ids: Sequence[int]) -> Iterator[RecordedChunk]:
+        yield RecordedChunk(0, np.ones((len(ids), 3), np.float32), {})
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seen"),
+    [
+        (6, "all named intermediates of the 6 tokens of prompt and answer are inside the bound"),
+        (9, "of the first 6 of the 9 tokens of prompt and answer, which are all that was looked through, are inside"),
+    ],
+)
+def test_a_story_says_how_far_was_looked(monkeypatch: pytest.MonkeyPatch, tokens: int, seen: str) -> None:
+    monkeypatch.setattr(story, "MAX_TOKENS", 6)
+    found = story.with_place(FINDING, _Ones(), _Ones(), range(tokens), 1e-3)  # type: ignore[arg-type]
+    assert seen in found.story
+    assert found.detail == FINDING.detail
+
+
+def test_every_shard_counts_as_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of many small shards is not loaded twice either."""
+    shards = sorted(larger_fixture("split").glob("*.gguf"))
+    sizes = [shard.stat().st_size for shard in shards]
+    monkeypatch.setattr(gate, "STORY_BYTES", max(sizes))
+    with open_gguf(shards[0]) as model:
+        found = gate._Gate._with_place(SimpleNamespace(model=model), FINDING, "mmap")  # type: ignore[arg-type]
+    assert "was not looked for: the model has" in found.story
