@@ -53,11 +53,11 @@ def run(
     from contextlib import ExitStack
 
     from fast.engine.engine import FastEngine
-    from fast.engine.settings import EngineSettings
     from fast.rows import locate_table, open_rows
     from harness.cases.prompts import check_context, check_ids, encode, read_one_prompt
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
+    from harness.engines.settings import engine_settings
     from harness.synth import cache_folder, ensure_model
     from model_file.config import config_from
     from model_file.errors import InputError
@@ -76,13 +76,9 @@ def run(
             needed = context or len(ids) + generate
             check_context(file.paths[0], config.context, needed, "use a shorter prompt or a smaller --generate")
             reader = stack.enter_context(open_rows(locate_table(file), mode))
-            room = context or _round(needed)
-            settings = EngineSettings(
-                context=room,
-                chunk=min(chunk, room),
-                precision=precision,
-                cache_dir=cache_folder(cache_dir) / "programs",
-            )
+            chosen_room = {} if context is None else {"context": context}
+            programs = cache_folder(cache_dir) / "programs"
+            settings = engine_settings(needed, chunk=chunk, precision=precision, cache_dir=programs, **chosen_room)
             engine = stack.enter_context(FastEngine(file, reader, settings))
             say("compiling" if not ids else f"compiling, and {len(ids)} tokens of prompt")
             sequence = engine.new_sequence()
@@ -102,12 +98,6 @@ def run(
             from harness.atomic import write_json
 
             write_json(json_file, {"prompt": ids, "tokens": chosen, "timings": engine.timings.as_dict()})
-
-
-def _round(positions: int) -> int:
-    """Room in steps, so that the next prompt of about this length finds its programs in the cache."""
-    step = 1024
-    return -(-positions // step) * step
 
 
 def _end_tokens(file: GgufFile, engine: FastEngine) -> set[int]:
