@@ -11,7 +11,7 @@ from harness.gate.compare import check_type
 from model_file.config import ARCHITECTURE, ModelConfig, config_from
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
-from model_file.ngram import CHECKPOINT_SEED, NgramHash, checkpoint_multipliers, offsets_of, prime_sizes
+from model_file.hash_constants import CHECKPOINT_SEED, HashConstants, checkpoint_multipliers, offsets_of, prime_sizes
 from model_file.tensors import TABLE, take_inventory
 
 _LAZY_ABOVE_BYTES = 4 * 2**30  # llama.cpp's `auto` reads tables above this lazily
@@ -111,7 +111,7 @@ def _model_facts(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def hash_rule(constants: NgramHash, vocab: int) -> str:
+def hash_rule(constants: HashConstants, vocab: int) -> str:
     """Whether multipliers, sizes and offsets follow the checkpoint rule for its published seed, each in words."""
     expected = checkpoint_multipliers(CHECKPOINT_SEED, 0, constants.order, vocab)
     multipliers = "follow" if constants.multipliers == expected else "do not follow"

@@ -10,7 +10,7 @@ from gguf.constants import GGUFValueType
 
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile, Metadata
-from model_file.ngram import NgramHash
+from model_file.hash_constants import HashConstants
 
 ARCHITECTURE = "qwen4exp"
 _MOST = 1 << 24  # of anything that is counted: 64 times the longest context; lists of layers and rotary pairs are made
@@ -21,7 +21,7 @@ class PleConfig:
     """The hashed n-gram layer. `row_width` is e; `heads` is n."""
 
     layer: int
-    hash: NgramHash
+    hash: HashConstants
     row_width: int
     conv_kernel: int
 
@@ -244,7 +244,7 @@ def _ple(keys: _Keys) -> PleConfig:
     order = keys.integer("ple.ngram_size", low=2)
     per_order = keys.integer("ple.heads_per_ngram")
     heads = (order - 1) * per_order
-    hash_constants = NgramHash(
+    hash_constants = HashConstants(
         multipliers=keys.uint64s("ple.layer_multipliers", order),
         sizes=keys.uint64s("ple.head_vocab_sizes", heads),
         offsets=keys.uint64s("ple.head_offsets", heads),

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_file.config import ModelConfig
+from reference import ngram
 from reference.model import State, forward, fresh_state
 from reference.parameters import Parameters
 from reference.shapes import Array
@@ -44,7 +45,7 @@ class Session:
     def __init__(self, parameters: Parameters, config: ModelConfig, read_rows: ReadRows, room: int) -> None:
         self.parameters, self.config, self.read_rows, self.room = parameters, config, read_rows, room
         self.state = fresh_state(config, room)
-        self.history = config.ple.hash.fresh_history()
+        self.history = ngram.fresh_history(config.ple.hash)
         self.position = 0
 
     def feed(self, tokens: Sequence[int]) -> FloatRows:
@@ -69,9 +70,9 @@ class Session:
     def _inputs(self, tokens: Sequence[int]) -> tuple[Array, Array]:
         if self.position + len(tokens) > self.room:
             raise ValueError(f"{self.position} tokens fed, {len(tokens)} more do not fit the room of {self.room}")
-        ids = self.config.ple.hash.row_ids(tokens, self.history)
+        ids = ngram.row_ids(self.config.ple.hash, tokens, self.history)
         rows = self.read_rows(ids.reshape(-1)).reshape(len(tokens), -1)
-        self.history = self.config.ple.hash.next_history(tokens, self.history)
+        self.history = ngram.next_history(self.config.ple.hash, tokens, self.history)
         self.position += len(tokens)
         return jnp.asarray(np.asarray(tokens, np.int32)), jnp.asarray(rows)
 

@@ -23,7 +23,7 @@ from reference.shapes import Array, Float, Int, Record, ignore
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
-    """What a sequence carries from chunk to chunk. The n-gram history is kept by whoever hashes (`NgramHash`)."""
+    """What a sequence carries from chunk to chunk. The n-gram history is kept by whoever hashes (`reference.ngram`)."""
 
     position: Int[Array, ""]
     ple_past: Float[Array, "q sd"]

@@ -67,9 +67,9 @@ def off_by_one_row(_: Trial) -> None:
 
 def lost_eos_reset(_: Trial) -> None:
     """A context looks through EOS into the document before."""
-    from model_file.ngram import NgramHash
+    from fast.engine import hashing
 
-    rewrite(NgramHash, "context", "cut | (columns[lag] == self.eos)", "cut")
+    rewrite(hashing, "_context", "cut | (columns[lag] == constants.eos)", "cut")
 
 
 def lost_history(_: Trial) -> None:

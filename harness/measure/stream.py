@@ -13,7 +13,8 @@ from harness.cases.prompts import check_ids, varied_ids
 from harness.measure.cells import Cell, Workload
 from harness.measure.plan import LEAD_IN
 from model_file.errors import InputError
-from model_file.ngram import NgramHash
+from model_file.hash_constants import HashConstants
+from reference import ngram
 
 _CONTEXT_SEED, _WARM_UP_SEED = 1, 2
 
@@ -73,8 +74,8 @@ def check_given(given: Sequence[int], workloads: Sequence[Workload], vocab: int,
         )
 
 
-def row_ids(constants: NgramHash, tokens: Sequence[int], before: Sequence[int]) -> npt.NDArray[np.int64]:
+def row_ids(constants: HashConstants, tokens: Sequence[int], before: Sequence[int]) -> npt.NDArray[np.int64]:
     """Table rows of the tokens, in order, duplicates included. Shapes: int64 [t * n]."""
     keep = constants.order - 1
-    history = np.concatenate([constants.fresh_history(), np.asarray(before[-keep:] if keep else [], np.uint64)])
-    return constants.row_ids(tokens, history[history.size - keep :]).astype(np.int64).reshape(-1)
+    history = np.concatenate([ngram.fresh_history(constants), np.asarray(before[-keep:] if keep else [], np.uint64)])
+    return ngram.row_ids(constants, tokens, history[history.size - keep :]).astype(np.int64).reshape(-1)

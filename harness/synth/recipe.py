@@ -17,7 +17,7 @@ from harness.synth.table import row_bytes, table_blocks
 from harness.synth.vocabulary import PRE_TOKENIZER, Vocabulary, build_vocabulary
 from harness.synth.weights import Weight, model_weights
 from model_file.errors import InputError
-from model_file.ngram import CHECKPOINT_SEED, checkpoint_multipliers, offsets_of, prime_sizes
+from model_file.hash_constants import CHECKPOINT_SEED, checkpoint_multipliers, offsets_of, prime_sizes
 from model_file.tensors import TABLE
 
 RECIPE_VERSION = 1  # raise it whenever the bytes of a model change; then record its digests anew

@@ -17,7 +17,8 @@ from fast.model.attention import GROUP_BLOCKS, _best_blocks, _score_widths
 from fast.model.delta_net import _many_tokens, _one_token, _unit_lower_inverse
 from fast.model.experts import DIRECT_TOKENS, experts
 from fast.model.weights import Experts
-from model_file.ngram import NgramHash
+from model_file.hash_constants import HashConstants
+from reference import ngram
 from tests.fast.engines import shared
 
 BUDGET = 16
@@ -165,7 +166,7 @@ numbers = st.integers(0, 2**64 - 1)
 def test_one_token_hashes_as_chunks_do(data: st.DataObject, order: int, per_order: int, eos: int) -> None:
     heads = (order - 1) * per_order
     draw = lambda low: tuple(data.draw(st.lists(st.integers(low, 2**63), min_size=heads, max_size=heads)))  # noqa: E731
-    constants = NgramHash(
+    constants = HashConstants(
         multipliers=tuple(data.draw(st.lists(numbers, min_size=order, max_size=order))),
         sizes=draw(1),
         offsets=tuple(range(heads)),
@@ -173,7 +174,7 @@ def test_one_token_hashes_as_chunks_do(data: st.DataObject, order: int, per_orde
         eos=eos,
     )
     tokens = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=12))
-    chunked, hashing = constants.row_ids(tokens, constants.fresh_history()), TokenHash(constants)
+    chunked, hashing = ngram.row_ids(constants, tokens, ngram.fresh_history(constants)), TokenHash(constants)
     for place, token in enumerate(tokens):
         np.testing.assert_array_equal(hashing.one(token, tokens[:place]), chunked[place])
         np.testing.assert_array_equal(hashing.many(tokens[place:], tokens[:place]), chunked[place:])

@@ -28,6 +28,7 @@ from harness.gate.report import summary
 from model_file.config import config_from
 from model_file.gguf_file import open_gguf
 from model_file.tensors import TABLE
+from reference import ngram
 from tests.conftest import FIXTURES
 
 TINY, TINY_QUANT = FIXTURES / "tiny.gguf", FIXTURES / "tiny-quant.gguf"
@@ -55,7 +56,7 @@ def run(*arguments: str | Path) -> tuple[int, str]:
 
 def rows_of_prompt(path: Path = TINY_QUANT) -> np.ndarray:
     constants = config_from(open_gguf(path)).ple.hash
-    return constants.row_ids(PROMPT, constants.fresh_history())
+    return ngram.row_ids(constants, PROMPT, ngram.fresh_history(constants))
 
 
 def flip_bit(path: Path, row: int, byte: int) -> int:

@@ -27,7 +27,7 @@ from harness.measure.plan import Matrix, order
 from harness.measure.predict import Estimate, TimeLeft, calibration_cells, preparation_cells
 from harness.measure.stream import Tokens, check_given, row_ids
 from model_file.errors import InputError
-from model_file.ngram import NgramHash
+from model_file.hash_constants import HashConstants
 from tests.harness.measure.conftest import matrix
 
 
@@ -143,7 +143,7 @@ def test_given_prompt_is_never_repeated_to_fill_it_up() -> None:
 
 
 def test_row_ids_continue_the_context_before() -> None:
-    constants = NgramHash((3, 5, 7), (101, 103), (0, 101), 1, 99)
+    constants = HashConstants((3, 5, 7), (101, 103), (0, 101), 1, 99)
     whole = row_ids(constants, [7, 9, 11], [])
     assert whole.tolist() == [1, 124, 56, 136, 12, 162]  # the specification's vector
     assert row_ids(constants, [9, 11], [7]).tolist() == [56, 136, 12, 162]

@@ -1,6 +1,6 @@
-"""The n-gram hash: which rows of the PLE table a token reads. Exact unsigned 64-bit arithmetic, NumPy only.
+"""The constants of the n-gram hash, and the rules by which checkpoints of this family choose them.
 
-Float32 has 24 bits and JAX without x64 has 32; the products here use all 64. Nothing here may pass through either.
+Constants only: the reference and the fast path each have arithmetic of their own, so that one can check the other.
 """
 
 from __future__ import annotations
@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-UInt64 = npt.NDArray[np.uint64]
-
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 _MASK64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class NgramHash:
+class HashConstants:
     """The constants of a model's hash, in the order of the file.
 
     multipliers: one odd number per lag, N of them. sizes, offsets: one per head, (N-1) * heads_per_ngram of them.
@@ -35,48 +30,6 @@ class NgramHash:
     def order(self) -> int:
         """N, the longest n-gram in tokens."""
         return len(self.multipliers)
-
-    def fresh_history(self) -> UInt64:
-        """The N-1 tokens before a sequence's first: all EOS."""
-        return np.full(self.order - 1, self.eos, dtype=np.uint64)
-
-    def context(self, tokens: npt.ArrayLike, history: npt.ArrayLike) -> UInt64:
-        """What every token sees of itself and its predecessors.
-
-        Shapes: tokens [t], history [N-1] (oldest first) -> [t, N]; column j is the token j back.
-        A predecessor that is EOS hides everything older than itself; a token that is EOS hides nothing of its own past.
-        """
-        past = np.concatenate([np.asarray(history, dtype=np.uint64), np.asarray(tokens, dtype=np.uint64)])
-        count = past.size - (self.order - 1)
-        columns = [past[self.order - 1 - lag : self.order - 1 - lag + count] for lag in range(self.order)]
-        cut = np.zeros(count, dtype=bool)
-        for lag in range(1, self.order):
-            cut = cut | (columns[lag] == self.eos)
-            columns[lag] = np.where(cut, np.uint64(self.eos), columns[lag])
-        return np.stack(columns, axis=1)
-
-    def row_ids(self, tokens: npt.ArrayLike, history: npt.ArrayLike) -> UInt64:
-        """Table rows of every token, in head order.
-
-        Shapes: tokens [t], history [N-1] (the tokens before, oldest first; see `fresh_history`) -> uint64 [t, n].
-        Source: shared contract of the checkpoint and both engines; for order m the hash is the exclusive or of
-        token * multiplier over the last m tokens, modulo 2^64.
-        """
-        context = self.context(tokens, history)
-        products = context * np.asarray(self.multipliers, dtype=np.uint64)  # wraps modulo 2^64, as intended
-        rows = []
-        mix = products[:, 0]
-        for lag in range(1, self.order):
-            mix = mix ^ products[:, lag]
-            heads = slice((lag - 1) * self.heads_per_ngram, lag * self.heads_per_ngram)
-            sizes = np.asarray(self.sizes[heads], dtype=np.uint64)
-            rows.append(mix[:, None] % sizes + np.asarray(self.offsets[heads], dtype=np.uint64))
-        return np.concatenate(rows, axis=1)
-
-    def next_history(self, tokens: npt.ArrayLike, history: npt.ArrayLike) -> UInt64:
-        """The history after `tokens`: the last N-1 of both together."""
-        both = np.concatenate([np.asarray(history, dtype=np.uint64), np.asarray(tokens, dtype=np.uint64)])
-        return both[both.size - (self.order - 1) :]
 
 
 def splitmix64(state: int) -> int:

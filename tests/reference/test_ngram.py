@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_file.ngram import CHECKPOINT_SEED, NgramHash, checkpoint_multipliers, offsets_of, prime_sizes
+from model_file.hash_constants import HashConstants, offsets_of, prime_sizes
+from reference.ngram import fresh_history, next_history, row_ids
 
-SMALL = NgramHash((3, 5, 7), (101, 103), (0, 101), heads_per_ngram=1, eos=99)
+SMALL = HashConstants((3, 5, 7), (101, 103), (0, 101), heads_per_ngram=1, eos=99)
 FLASH_NEXT_SIZES = prime_sizes(20_000_003, 16)
-FLASH_NEXT = NgramHash(
+FLASH_NEXT = HashConstants(
     (23703573157769, 20109073645365, 8052911324071), FLASH_NEXT_SIZES, offsets_of(FLASH_NEXT_SIZES), 8, eos=248044
 )
 
 
-def rows_by_hand(constants: NgramHash, tokens: list[int], past: list[int]) -> list[list[int]]:
+def rows_by_hand(constants: HashConstants, tokens: list[int], past: list[int]) -> list[list[int]]:
     """The contract read literally, with Python integers, one token and one lag at a time."""
     rows = []
     for at in range(len(tokens)):
@@ -35,7 +36,7 @@ def rows_by_hand(constants: NgramHash, tokens: list[int], past: list[int]) -> li
 
 
 def test_row_ids_small_vector() -> None:
-    found = SMALL.row_ids([7, 9, 11], SMALL.fresh_history())
+    found = row_ids(SMALL, [7, 9, 11], fresh_history(SMALL))
     assert found.dtype == np.uint64
     assert found.tolist() == [[1, 124], [56, 136], [12, 162]]
 
@@ -45,13 +46,8 @@ def test_row_ids_flash_next_vector() -> None:
         "17238551 37786998 58085363 66530061 90936363 119077008 131292711 147589323 "
         "163669071 180711380 217289238 227679745 246259980 264845837 284375812 302034413"
     )
-    found = FLASH_NEXT.row_ids([1000, 2000, 3000], FLASH_NEXT.fresh_history())
+    found = row_ids(FLASH_NEXT, [1000, 2000, 3000], fresh_history(FLASH_NEXT))
     assert found[2].tolist() == [int(row) for row in expected.split()]
-
-
-def test_checkpoint_rule_gives_flash_next_constants() -> None:
-    assert checkpoint_multipliers(CHECKPOINT_SEED, 0, 3, 248320) == FLASH_NEXT.multipliers
-    assert (FLASH_NEXT_SIZES[-1], sum(FLASH_NEXT_SIZES)) == (20_000_171, 320_001_446)
 
 
 @pytest.mark.parametrize(
@@ -66,15 +62,15 @@ def test_checkpoint_rule_gives_flash_next_constants() -> None:
     ],
 )
 def test_row_ids_eos_cuts_what_is_older(tokens: list[int]) -> None:
-    assert SMALL.row_ids(tokens, SMALL.fresh_history()).tolist() == rows_by_hand(SMALL, tokens, [])
+    assert row_ids(SMALL, tokens, fresh_history(SMALL)).tolist() == rows_by_hand(SMALL, tokens, [])
 
 
 def test_eos_is_not_an_ordinary_predecessor() -> None:
     """The check above can fail: with another EOS the same tokens read other rows."""
-    other = NgramHash(SMALL.multipliers, SMALL.sizes, SMALL.offsets, 1, eos=98)
+    other = HashConstants(SMALL.multipliers, SMALL.sizes, SMALL.offsets, 1, eos=98)
     tokens = [1, 99, 2, 3]
     assert (
-        SMALL.row_ids(tokens, SMALL.fresh_history()).tolist() != other.row_ids(tokens, other.fresh_history()).tolist()
+        row_ids(SMALL, tokens, fresh_history(SMALL)).tolist() != row_ids(other, tokens, fresh_history(other)).tolist()
     )
 
 
@@ -92,20 +88,12 @@ def hash_constants(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], t
 
 @given(hash_constants(), st.lists(st.integers(0, 9) | st.integers(0, 2**31 - 1), min_size=1, max_size=30), st.data())
 def test_row_ids_equal_big_integers_in_any_split(drawn: tuple, tokens: list[int], data: st.DataObject) -> None:
-    constants = NgramHash(*drawn)
+    constants = HashConstants(*drawn)
     expected = rows_by_hand(constants, tokens, [])
-    history, found, at = constants.fresh_history(), [], 0
+    history, found, at = fresh_history(constants), [], 0
     while at < len(tokens):
         chunk = tokens[at : at + data.draw(st.integers(1, 7))]
-        found += constants.row_ids(chunk, history).tolist()
-        history = constants.next_history(chunk, history)
+        found += row_ids(constants, chunk, history).tolist()
+        history = next_history(constants, chunk, history)
         at += len(chunk)
     assert found == expected
-
-
-@pytest.mark.parametrize(
-    ("base", "expected"), [(2, (2, 3, 5, 7)), (1000, (1009, 1013, 1019, 1021)), (3215031751, (3215031767,))]
-)
-def test_prime_sizes_known(base: int, expected: tuple[int, ...]) -> None:
-    """3215031751 is composite and passes Miller-Rabin for the bases 2, 3, 5 and 7."""
-    assert prime_sizes(base, len(expected)) == expected
