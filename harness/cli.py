@@ -25,6 +25,7 @@ from harness.commands.gate import gate
 from harness.commands.golden import golden_app
 from harness.commands.inspect import inspect
 from harness.commands.logits import logits
+from harness.commands.options import strict
 from harness.commands.report import report
 from harness.commands.rows import rows
 from harness.commands.run import run
@@ -113,7 +114,7 @@ app = typer.Typer(
 )
 
 for _command in (gate, rows, advise, inspect, run, logits, synth, bench, report, trend, speed):
-    app.command()(_command)
+    app.command()(strict(_command))
 app.add_typer(golden_app, name="golden")
 
 

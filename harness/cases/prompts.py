@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from harness.inputs import whole_number
 from model_file.errors import InputError
 
 if TYPE_CHECKING:
@@ -188,8 +189,8 @@ def read_one_prompt(path: str | Path) -> list[int]:
 
 def _number_or_text(word: str) -> int | str:
     try:
-        return int(word)
-    except ValueError:
+        return whole_number(word)
+    except InputError:
         return word
 
 

@@ -100,8 +100,8 @@ def bench(
     from harness.cases.prompts import read_one_prompt
     from harness.commands.outputs import check_outputs
     from harness.errors import EXIT_CANNOT_RUN
+    from harness.inputs import byte_count
     from harness.measure.caveats import caveats
-    from harness.measure.memory_limit import parse_size
     from harness.measure.progress import showing
     from harness.measure.runner import Runner
     from harness.measure.statistics import summarise
@@ -119,7 +119,7 @@ def bench(
         asked = {name: (getattr(matrix, of), getattr(plan.matrix, of)) for name, of in of_matrix.items()}
         asked["baseline"] = baseline, plan.matrix.baseline.name
         asked["tokens"] = tokens and read_one_prompt(tokens), plan.tokens
-        asked["memory_limit"] = memory_limit and parse_size(memory_limit), plan.memory_limit_bytes
+        asked["memory_limit"] = memory_limit and byte_count(memory_limit, "--memory-limit"), plan.memory_limit_bytes
         asked |= {"least_unique": (least_unique, plan.least_unique), "drop_caches": (drop_caches, plan.drop_caches)}
         _check_same(context, asked)
     else:
@@ -191,8 +191,8 @@ def _plan(
 ) -> RunPlan:
     """The run: everything is looked at before anything is measured. Raises: InputError."""
     from harness.cases.prompts import read_one_prompt
+    from harness.inputs import byte_count
     from harness.measure.machine import machine_facts
-    from harness.measure.memory_limit import parse_size
     from harness.measure.store import RunPlan
     from harness.measure.stream import check_given
     from harness.measure.workbench import model_facts
@@ -208,7 +208,7 @@ def _plan(
     if tokens is not None:
         given = read_one_prompt(tokens)
         check_given(given, matrix.workloads, facts["vocab"], str(tokens))
-    limit = None if memory_limit is None else parse_size(memory_limit)
+    limit = None if memory_limit is None else byte_count(memory_limit, "--memory-limit")
     return RunPlan(matrix, facts, machine_facts(model), least_unique, limit, drop_caches, given)
 
 

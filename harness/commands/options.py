@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+
+from harness.inputs import LARGEST, decimal_number, whole_number
+from model_file.errors import InputError
 
 # readable=False: asked by typer, a file without permission would be refused without a word on what to do.
 Model = Annotated[
@@ -60,8 +65,6 @@ TokenFiles = Annotated[
 
 def _folder(path: Path | None) -> Path | None:
     """Raises: InputError for what is no folder and can become none."""
-    from model_file.errors import InputError
-
     if path is not None:
         there = next(place for place in (path, *path.absolute().parents) if place.exists())
         if not there.is_dir():
@@ -79,3 +82,35 @@ CacheDir = Annotated[
         help="Where made models and compiled code are kept. Default: plegate/ in the user's cache folder.",
     ),
 ]
+
+
+def strict(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command, with every number among its options read by `harness.inputs`: typer's own `int` takes `1_0`."""
+    hints = get_type_hints(command, include_extras=True)
+    for hint in hints.values():
+        kinds = {int, float} & {part for each in get_args(hint)[:1] for part in (each, *_parts(each))}
+        for option in getattr(hint, "__metadata__", ()) if kinds else ():
+            option.parser = _reader(kinds.pop(), option.min, option.max)
+    command.__annotations__ = hints
+    return command
+
+
+def _parts(kind: Any) -> list[Any]:
+    """int of int | None, and of list[int] | None."""
+    return [part for each in get_args(kind) for part in (each, *_parts(each))]
+
+
+def _reader(kind: type, least: float | None, most: float | None) -> Callable[[Any], Any]:
+    def read(given: Any) -> Any:
+        if not isinstance(given, str):
+            return given  # a default
+        try:
+            if kind is int:
+                return whole_number(
+                    given, "", int(-LARGEST if least is None else least), int(LARGEST if most is None else most)
+                )
+            return decimal_number(given, "", -inf if least is None else least, inf if most is None else most)
+        except InputError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return read

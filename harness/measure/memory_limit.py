@@ -7,7 +7,6 @@ limited.
 from __future__ import annotations
 
 import os
-import re
 import resource
 import time
 from collections.abc import Iterator
@@ -17,11 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import CannotRun
-from model_file.errors import InputError
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -37,14 +33,6 @@ class Limit:
         """What the cell is told, as plain values."""
         group = str(self.group) if self.group else None
         return {"kind": self.kind, "size_bytes": self.size_bytes, "group": group, "problem": self.problem}
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as 4GiB, 512M or 1.5g. Raises: InputError."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or (size_bytes := int(float(match[1]) * _UNITS[match[2].lower()])) < 1:
-        raise InputError(f"{text!r} is no size, expected a number of bytes or such as 512MiB or 4GiB")
-    return size_bytes
 
 
 @contextmanager

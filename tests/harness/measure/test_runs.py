@@ -20,7 +20,7 @@ from harness.errors import CannotRun
 from harness.measure.cell import PARENT, SCHEMA
 from harness.measure.cells import Arm
 from harness.measure.commits import resolve, tree_of
-from harness.measure.memory_limit import limited, parse_size
+from harness.measure.memory_limit import limited
 from harness.measure.store import Store
 from model_file.errors import InputError
 from tests.harness.measure.conftest import made_up, plan, steady, store_of
@@ -247,11 +247,6 @@ def test_cgroup_is_removed_afterwards() -> None:
             pytest.skip("no cgroup can be made here")
         assert group.is_dir()
     assert not group.exists()
-
-
-@pytest.mark.parametrize(("text", "size_bytes"), [("1024", 1024), ("4KiB", 4096), ("1.5g", 3 << 29), ("2 MB", 2 << 20)])
-def test_sizes_are_read(text: str, size_bytes: int) -> None:
-    assert parse_size(text) == size_bytes
 
 
 def _git(folder: Path, *arguments: str) -> None:
