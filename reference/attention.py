@@ -80,20 +80,17 @@ def select_tokens(
     """Which positions each query may read: those of its best complete blocks, and its unfinished tail block.
 
     A query at position p has (p+1)//ratio complete blocks. Equal scores are resolved for the lower block index, which
-    is the order `jax.lax.top_k` promises. Records the relative gap between the last kept and the first dropped block:
-    where it is within another engine's rounding, that engine may rightly keep another block.
+    is the order `jax.lax.top_k` promises.
     """
     count, room = x.shape[0], index_keys.shape[0]
     blocks = room // ratio
     scores = block_scores(weights, x, positions, index_keys[: blocks * ratio], ratio, config)
     complete = jnp.arange(blocks) < ((positions + 1) // ratio)[:, None]
     scores = jnp.where(complete, scores, -jnp.inf)
+    record("block_scores", scores)
     budget = min(config.top_k // ratio, blocks)
-    ranked, best = jax.lax.top_k(scores, min(budget + 1, blocks))
-    chosen = jnp.zeros((count, blocks), bool).at[jnp.arange(count)[:, None], best[:, :budget]].set(True) & complete
-    if budget < blocks:
-        kept, dropped = ranked[:, budget - 1], ranked[:, budget]
-        record("block_gap", jnp.where(jnp.isfinite(dropped), (kept - dropped) / jnp.maximum(kept, 1e-30), jnp.inf))
+    _, best = jax.lax.top_k(scores, budget)
+    chosen = jnp.zeros((count, blocks), bool).at[jnp.arange(count)[:, None], best].set(True) & complete
     token_blocks = jnp.arange(room) // ratio
     in_chosen = jnp.where(token_blocks < blocks, chosen[:, jnp.minimum(token_blocks, blocks - 1)], False)
     return in_chosen | (token_blocks == ((positions + 1) // ratio)[:, None])

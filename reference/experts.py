@@ -33,10 +33,8 @@ def route(
 ) -> Float[Array, "t x"]:
     """Each token's share of each expert: a softmax over all, cut to the best few and brought back to sum 1."""
     chances = jax.nn.softmax(x @ router.T, axis=-1)
+    record("expert_chances", chances)
     best, chosen = jax.lax.top_k(chances, config.experts_used)
-    if config.experts_used < config.experts:
-        first_dropped = jax.lax.top_k(chances, config.experts_used + 1)[0][:, -1]
-        record("expert_gap", (best[:, -1] - first_dropped) / best[:, -1])
     best = best / jnp.sum(best, axis=-1, keepdims=True) * (config.expert_weights_scale or 1.0)
     return jnp.zeros_like(chances).at[jnp.arange(x.shape[0])[:, None], chosen].set(best)
 

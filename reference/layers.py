@@ -11,7 +11,7 @@ from reference.parameters import HyperConnection
 from reference.shapes import Array, Float, Int
 
 
-def rms_norm(x: Float[Array, "... n"], eps: float) -> Float[Array, "... n"]:
+def rms_norm(x: Float[Array, "... width"], eps: float) -> Float[Array, "... width"]:
     """Divide by the root of the mean square over the last axis; the gain is applied by the caller, stored as it is."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
 

@@ -22,12 +22,12 @@ from harness.gate.oracle import HashOracle, row_digests
 from harness.gate.story import aligned, alone, errors_by_position, in_order
 from model_file.config import ModelConfig
 from model_file.gguf_file import GgufFile, open_gguf
+from reference.closeness import CALLS, gaps
 
 Tell = Callable[[str], None]
 PROBED_PROMPTS = 3  # of each case; more would make the record long and say nothing new
 LOGITS_FLOOR = 1e-4
 """Never stated smaller than this, absolute: two engines on `nano` mostly differ by up to 1e-4 on logits of size 13."""
-_DECISIONS = ("block_gap", "expert_gap", "ple_agreement")
 
 
 def probe_names(config: ModelConfig) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class _Recorder:
             margins=tuple(float(f"{margin:.4g}") for margin in runs[0].margins),
             row_digests=row_digests(self.table, self.oracle.rows(seen), self.case.chunk),
             probes=tuple(probes),
-            closest=tuple(closest[kind] for kind in _DECISIONS if kind in closest),
+            closest=tuple(closest[kind] for kind in CALLS if kind in closest),
         )
 
     def _looked_through(self, prompt: TokenPrompt, seen: Sequence[int]) -> tuple[list[Probe], dict[str, Closest]]:
@@ -129,7 +129,7 @@ class _Recorder:
         for start, mine, other in aligned(records[0], records[-1]) if len(records) > 1 else alone(records[0]):
             answering, telling = (mine, other) if leading[0] is first else (other, mine)
             probes += probes_of(start, answering, first.config, positions)
-            _note_closest(closest, start, answering if len(answering) > len(telling) else telling)
+            _note_closest(closest, start, answering if len(answering) > len(telling) else telling, first.config)
             if len(records) > 1:
                 self.logits_apart = max(self.logits_apart, float(np.abs(mine["logits"] - other["logits"]).max()))
                 errors = [errors_by_position(mine[name], other[name]).max() for name in in_order(mine, other)]
@@ -149,12 +149,10 @@ class _Recorder:
         }
 
 
-def _note_closest(closest: dict[str, Closest], start: int, named: Named) -> None:
+def _note_closest(closest: dict[str, Closest], start: int, named: Named, config: ModelConfig) -> None:
     """Keep the closest call of each kind: kept against dropped blocks and experts (relative), the PLE agreement."""
-    for name, values in named.items():
+    for name, values in gaps(named, config).items():
         block, _, kind = name.removeprefix("blk.").partition(".")
-        if kind not in _DECISIONS:
-            continue
         sizes = np.abs(np.asarray(values, np.float64)).reshape(len(named["logits"]), -1).min(axis=1)
         at = int(np.argmin(sizes))
         if np.isfinite(sizes[at]) and (kind not in closest or sizes[at] < closest[kind].value):

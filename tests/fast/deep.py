@@ -17,6 +17,7 @@ from fast.rows.dequantize import dequantize_numpy
 from model_file.config import config_from
 from model_file.gguf_file import open_gguf
 from reference.attention import AttentionState
+from reference.closeness import gaps
 from reference.decode import Session
 from reference.delta_net import DeltaNetState
 from reference.layers import rms_norm, rotate
@@ -48,8 +49,8 @@ class Reference:
     def feed_with_gaps(self, tokens: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Logits [t, v], and the smallest gap of any selection at every position."""
         logits, named = self.session.feed_recorded(tokens)
-        gaps = [value for name, value in named.items() if name.endswith(("block_gap", "expert_gap"))]
-        return logits, np.min(gaps, axis=0)
+        found = gaps(named, self.config)
+        return logits, np.min([found[name] for name in found if name.endswith(("block_gap", "expert_gap"))], axis=0)
 
     def saved(self, engine: FastEngine, tokens: Sequence[int]) -> Saved:
         """This session's state, which is that after `tokens`, as a saved sequence of the fast engine."""
