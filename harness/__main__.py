@@ -6,9 +6,12 @@ import os
 import signal
 from typing import Any, NoReturn
 
+from harness import supervise
+
 
 def main() -> None:
     """Entry point of the `plegate` command."""
+    supervise.start()
     normal = signal.getsignal(signal.SIGINT)
     if normal is signal.default_int_handler:  # otherwise whoever started it wants Ctrl-C ignored
         signal.signal(signal.SIGINT, _stop_loading)

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from harness import supervise
 from harness.commands.advise import advise
 from harness.commands.bench import bench
 from harness.commands.gate import gate
@@ -36,7 +38,10 @@ from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, EXIT_INTERRUPTED, EX
 from model_file.errors import InputError
 
 _INTERRUPTED = "stopped; results are written whole or not at all"
+_ONE_INTERRUPT_S = 0.4  # faster than a person types Ctrl-C twice
+_interrupted_at = -_ONE_INTERRUPT_S
 _LOADED_WHOLE = ("jax", "jaxlib")  # nothing is half written while these are loaded
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "failed to map segment", "bad_alloc", "Cannot allocate memory")
 _PATH_IS_WRONG = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
@@ -56,16 +61,22 @@ class _ExitCodes(TyperGroup):
         except KeyboardInterrupt as error:
             raise typer.Exit(EXIT_INTERRUPTED) from error  # typer does the same while it parses, so `main` says it
         except MemoryError as error:
-            found = f": {error}" if str(error) else ""
-            raise _stop("cannot run", f"this machine has too little free memory{found}", EXIT_CANNOT_RUN) from None
+            raise _stop_for_memory(error) from None
         except OSError as error:
             raise _stop_for_system(error) from None
         except Exception as error:
             if isinstance(error, typer.Abort) or hasattr(error, "exit_code"):  # typer's own
                 raise
+            if any(words in str(error) for words in _OUT_OF_MEMORY):
+                raise _stop_for_memory(error) from None
             found = f"{type(error).__name__}: {' '.join(str(error).split())}"
             advice = "this is a defect of plegate; PLEGATE_TRACEBACK=1 shows where"
-            raise _stop("failed", f"{found}: {advice}", EXIT_CANNOT_RUN) from None
+            raise _stop("failed", ": ".join([found, *supervise.limits(), advice]), EXIT_CANNOT_RUN) from None
+
+
+def _stop_for_memory(error: Exception) -> typer.Exit:
+    found = f"this machine has too little free memory: {' '.join(str(error).split())}".rstrip(": ")
+    return _stop("cannot run", "\n".join([found, *supervise.limits()]), EXIT_CANNOT_RUN)
 
 
 def _stop_for_system(error: OSError) -> typer.Exit:
@@ -140,7 +151,14 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """Ctrl-C: KeyboardInterrupt, but not into jaxlib while it is loaded, which takes that badly (SIGSEGV)."""
+    """Ctrl-C: KeyboardInterrupt, but not into jaxlib while it is loaded, which takes that badly (SIGSEGV).
+
+    Sent to the process group, it comes again from the parent (`supervise`), which must not stop the clean-up.
+    """
+    global _interrupted_at
+    before, _interrupted_at = _interrupted_at, time.monotonic()
+    if _interrupted_at - before < _ONE_INTERRUPT_S:
+        return
     if any(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False) for name in _LOADED_WHOLE):
         os.write(2, f"plegate: interrupted: {_INTERRUPTED}\n".encode())
         os._exit(EXIT_INTERRUPTED)
@@ -149,7 +167,9 @@ def _interrupt(number: int, frame: Any) -> None:
 
 def _unraisable(unraisable: Any) -> None:
     """A Ctrl-C that hits a callback of the garbage collector (JAX has one) is dropped by Python: it comes once more."""
+    global _interrupted_at
     if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        _interrupted_at = -_ONE_INTERRUPT_S
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
         sys.__unraisablehook__(unraisable)
@@ -171,7 +191,7 @@ def _end(code: int) -> NoReturn:
         with suppress(OSError, AttributeError):
             sys.stderr.flush()
         os._exit(code)
-    sys.exit(code)
+    sys.exit(supervise.conclude(code))
 
 
 if __name__ == "__main__":

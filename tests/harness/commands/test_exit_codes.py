@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -95,10 +96,18 @@ def test_path_and_text_that_cannot_be_shown_stop_nothing(tmp_path: Path) -> None
     assert b'\\udcff\xc3\xa9.gguf"' in out.read_bytes()
 
 
+def maps_of_the_child_of(pid: int) -> str:
+    """What the process has mapped that does the work of a command; the one that was started waits for it."""
+    with suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            return Path(f"/proc/{child}/maps").read_text()
+    return ""
+
+
 def interrupted(arguments: list[str], loaded: str, wait_s: float) -> tuple[int, str]:
     """Exit code and errors of a command that gets Ctrl-C some time after it has loaded a library."""
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as child:
-        while child.poll() is None and loaded not in Path(f"/proc/{child.pid}/maps").read_text():
+        while child.poll() is None and loaded not in maps_of_the_child_of(child.pid):
             time.sleep(0.002)
         time.sleep(wait_s)
         child.send_signal(signal.SIGINT)
