@@ -110,9 +110,14 @@ def write_text(path: str | Path, content: str) -> None:
 
 def write_json(path: str | Path, content: Any) -> None:
     """Write readable JSON whole or not at all; NaN is refused, JSON has none. Raises InputError as `writing` does."""
+    write_text(path, as_json(content))
+
+
+def as_json(content: Any) -> str:
+    """Readable JSON. Raises: ValueError for NaN and infinity."""
     import json
 
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _umask() -> int:

@@ -6,10 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from harness.answers.store import read_golden
 from harness.cases.case import Case, ModeSource
 from harness.cases.models import model_path
@@ -18,6 +14,7 @@ from harness.errors import CannotRun
 from harness.gate.checks import Finding
 from harness.gate.run import GateOptions, run_gate
 from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, GateResult
+from harness.pages.tables import print_line, print_table, text_column
 from harness.synth import cache_folder
 
 Tell = Callable[[str], None]
@@ -69,27 +66,18 @@ def _in_any_mode(case: Case) -> Case:
 
 def print_checks(results: Sequence[ModelCheck]) -> None:
     """A line for each case, the story of every difference, and the verdict."""
-    console = Console(highlight=False)
-    table = Table(title="goldens", title_justify="left")
-    for name in ("case", "model", "verdict"):
-        table.add_column(name)
-    equal = 0
-    for check in results:
-        for case in check.cases:
-            verdict = _verdict(check, case)
-            equal += verdict == EQUAL
-            table.add_row(case.id, case.model, Text(verdict, style="green" if verdict == EQUAL else "bold red"))
-    console.print(table)
+    rows = [(case.id, case.model, _verdict(check, case)) for check in results for case in check.cases]
+    print_table([text_column("case"), text_column("model", 0), text_column("verdict")], rows, title="goldens")
     for check in results:
         if check.missing:
-            console.print(Text(f"{check.model}: {check.missing}"))
+            print_line(f"{check.model}: {check.missing}")
         for finding in _findings(check):
-            console.print(Text(f"{finding.level}: {finding.story}"))
+            print_line(f"{finding.level}: {finding.story}")
         for mode in check.result.modes if check.result else ():
             for note in mode.notes:
-                console.print(Text(f"{check.model}: {mode.name}: {note}"))
-    total = sum(len(check.cases) for check in results)
-    console.print(Text(f"verdict: {equal} of {total} cases answer as recorded."))
+                print_line(f"{check.model}: {mode.name}: {note}")
+    equal = sum(verdict == EQUAL for *_, verdict in rows)
+    print_line(f"verdict: {equal} of {len(rows)} cases answer as recorded.")
 
 
 def _findings(check: ModelCheck) -> list[Finding]:

@@ -71,45 +71,35 @@ def advise(
 
 
 def _print(advice: Advice, title: str) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from harness.commands.rows import rate
     from harness.measure.advise import DEPTHS, sentences
-    from harness.pages.fitted_table import Column, print_fitted
+    from harness.pages.numbers import percent, seconds, short
+    from harness.pages.tables import Column, print_line, print_table, text_column
 
-    console = Console(highlight=False)
-    console.print(Text(title))
+    print_line(title)
     if advice.device:
-        device = Table(box=SIMPLE_HEAD, pad_edge=False, title="device", title_justify="left")
-        device.add_column("in flight", justify="right", no_wrap=True)
-        device.add_column("4 KiB reads/s", justify="right", no_wrap=True)
-        for depth, measured in zip(DEPTHS, advice.device, strict=True):
-            device.add_row(str(depth), rate(measured.reads_per_s))
-        console.print(device)
+        rows = [[str(depth), short(found.reads_per_s)] for depth, found in zip(DEPTHS, advice.device, strict=True)]
+        print_table([Column("in flight"), Column("4 KiB reads/s")], rows, title="device")
     columns = [
-        Column("mode", justify="left"),
+        text_column("mode"),
         Column("cold\nrows/s"),
         Column("of the\ndevice", 2),
         Column("warm\nrows/s", 3),
-        Column("decode\ncold us", 1),
-        Column("decode\nwarm us", 0),
+        Column("decode\ncold", 1),
+        Column("decode\nwarm", 0),
     ]
-    shown = advice.limit_problem is None
+    limit = advice.limit if advice.limit_problem is None else None
     cells = [
         [
             mode.mode if mode.effective == mode.mode else f"{mode.mode} (as {mode.effective})",
-            rate(mode.cold) if mode.cold else "-",
-            f"{mode.cold / advice.limit:.0%}" if mode.cold and shown and advice.limit else "-",
-            rate(mode.warm) if mode.warm else "-",
-            f"{mode.decode_cold_s * 1e6:,.0f}" if mode.decode_cold_s else "-",
-            f"{mode.decode_warm_s * 1e6:,.0f}" if mode.decode_warm_s else "-",
+            short(mode.cold),
+            percent(mode.cold / limit if mode.cold and limit else None),
+            short(mode.warm),
+            seconds(mode.decode_cold_s),
+            seconds(mode.decode_warm_s),
         ]
         for mode in advice.modes
     ]
-    print_fitted(console, columns, cells, SIMPLE_HEAD, pad_edge=False)
+    print_table(columns, cells, title="rows")
     for sentence in sentences(advice):
-        console.print(Text(sentence))
-    console.print(Text(f"measured in {advice.seconds:.0f} s"))
+        print_line(sentence)
+    print_line(f"measured in {seconds(advice.seconds)}")

@@ -57,18 +57,19 @@ def gate(
     2 bad input, 3 a mode that was asked for could not run here.
     """
     from harness.cases.case import parse_modes
-    from harness.commands.outputs import check_outputs
+    from harness.commands.outputs import outputs
     from harness.commands.progress import stages
     from harness.gate.choice import choose
-    from harness.gate.report import case_list, mode_list, print_gate, write_reports
     from harness.gate.run import run_gate
+    from harness.pages.gate_page import gate_as_html, gate_as_junit
+    from harness.pages.gate_text import gate_as_json, print_cases, print_gate, print_modes
 
     if list_modes or list_cases:
-        mode_list() if list_modes else case_list()
+        print_modes() if list_modes else print_cases()
         return
     sources = parse_modes(mode or [])
     inputs = [model, *(source.path for source in sources), *(prompt_file or []), *(tokens or [])]
-    check_outputs({"--json": json_file, "--html": html_file, "--junit": junit_file}, inputs)
+    write = outputs({"--json": json_file, "--html": html_file, "--junit": junit_file}, inputs)
     with stages() as tell:
         path, cases, options = choose(
             model,
@@ -82,5 +83,11 @@ def gate(
         )
         result = run_gate(path, cases, sources, options, tell)
     print_gate(result)
-    write_reports(result, json_file, html_file, junit_file)
+    write(
+        {
+            "--json": lambda: gate_as_json(result),
+            "--html": lambda: gate_as_html(result),
+            "--junit": lambda: gate_as_junit(result),
+        }
+    )
     raise typer.Exit(result.exit_code)

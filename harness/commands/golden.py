@@ -46,7 +46,7 @@ def check(
     print_checks(results)
     if json_file is not None:
         from harness.atomic import write_json
-        from harness.gate.report import gate_as_json
+        from harness.pages.gate_text import gate_as_json
 
         write_json(
             json_file,

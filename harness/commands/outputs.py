@@ -1,4 +1,4 @@
-"""What a command is going to write, looked at before it works: found at the end, the work would be lost, or a model."""
+"""The files that a command writes: looked at before it works, rendered all before the first is written, each whole."""
 
 from __future__ import annotations
 
@@ -6,13 +6,39 @@ import glob
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from harness.atomic import is_model
+from harness.atomic import as_json, is_model, write_bytes
 from model_file.errors import InputError
 
 _SHARD_NAME = re.compile(r"(?P<prefix>.*-)\d{5}(?P<count>-of-\d{5}\.gguf)")
+
+
+Write = Callable[[Mapping[str, Callable[[], Any]]], None]
+
+
+def outputs(files: Mapping[str, Path | None], inputs: Iterable[Path | None] = (), made: Path | None = None) -> Write:
+    """Check what is to be written, as `check_outputs` does, and return what writes it when the work is done.
+
+    That takes a function for each option: its text, its bytes, or plain values for JSON. Those of options that were
+    left out are not called; nothing is written before all of them have given their content.
+
+    Raises: InputError, now and while writing.
+    """
+    check_outputs(files, inputs, made)
+
+    def write(contents: Mapping[str, Callable[[], Any]]) -> None:
+        rendered = [(path, make()) for option, make in contents.items() if (path := files[option]) is not None]
+        encoded = [(path, found if isinstance(found, bytes) else as_text(found)) for path, found in rendered]
+        for path, content in encoded:
+            write_bytes(path, content)
+
+    def as_text(found: Any) -> bytes:
+        return (found if isinstance(found, str) else as_json(found)).encode("utf-8", errors="backslashreplace")
+
+    return write
 
 
 def check_outputs(

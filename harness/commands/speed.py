@@ -173,29 +173,23 @@ def _prompt(ids: list[int], depth: int, prefill: int, repeat: int) -> list[int]:
 
 
 def _print(cells: Sequence[Cell]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from harness.measure.speed import OURS
+    from harness.pages.numbers import ratio, short
+    from harness.pages.tables import Column, print_table, text_column
 
-    table = Table(title="tokens per second, and how many times faster plegate is (median, lowest to highest)")
-    for title in ("depth", "what", "plegate", "other", "tokens/s", "times faster", "same first token"):
-        table.add_column(title, justify="left" if title in ("what", "other") else "right")
+    columns = [Column("depth"), text_column("what"), Column("plegate"), text_column("other")]
+    columns += [Column("tokens/s"), Column("times faster"), Column("same first token", 0)]
+    rows = []
     for cell in cells:
         for kind, tokens in (("prefill", cell.prefill_tokens), ("decode", cell.decode_tokens)):
+            start = [str(cell.depth), f"{kind} {tokens}", short(cell.speed(OURS, kind)) if tokens else "-"]
             if tokens and len(cell.runs) == 1:
-                table.add_row(f"{cell.depth}", f"{kind} {tokens}", f"{cell.speed(OURS, kind):.0f}", "", "", "", "")
+                rows.append([*start, "-", "-", "-", "-"])
             for name in (name for name in cell.runs if name != OURS and tokens):
                 ratios = sorted(cell.ratios(name, kind))
                 pairs = list(zip(cell.runs[OURS], cell.runs[name], strict=True))
                 same = sum(ours.first_token == theirs.first_token for ours, theirs in pairs)
-                table.add_row(
-                    f"{cell.depth}",
-                    f"{kind} {tokens}",
-                    f"{cell.speed(OURS, kind):.0f}",
-                    name,
-                    f"{cell.speed(name, kind):.0f}",
-                    f"{ratios[len(ratios) // 2]:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
-                    f"{same} of {len(pairs)}",
-                )
-    Console().print(table)
+                times = ratio(ratios[len(ratios) // 2], ratios[0], ratios[-1])
+                rows.append([*start, name, short(cell.speed(name, kind)), times, f"{same} of {len(pairs)}"])
+    title = "tokens per second, and how many times as fast plegate is (median, lowest to highest)"
+    print_table(columns, rows, title=title)

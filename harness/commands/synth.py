@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -90,11 +91,13 @@ def synth(
     Exit codes: 0 made, 1 made but with another SHA-256 than recorded, 2 bad input (no space and no permission too).
     """
     import time
+    from functools import partial
 
-    from harness.atomic import write_json
-    from harness.commands.outputs import check_outputs
-    from harness.commands.progress import progress
+    from harness.commands.outputs import outputs
+    from harness.commands.progress import stages
     from harness.errors import EXIT_DIFFERENT, EXIT_EQUAL
+    from harness.pages.numbers import count, seconds
+    from harness.pages.tables import print_line
     from harness.synth import make_model, make_recipe
     from harness.synth.digests import RECORDED
     from harness.synth.table import table_type as type_named
@@ -102,36 +105,45 @@ def synth(
     kind = None if table_type is None else type_named(table_type)
     recipe = make_recipe(preset.value, seed=seed, rows=rows, gib=gib, table_kind=kind, row_width=width)
     path = Path(f"{preset.value}.gguf") if out is None else out
-    check_outputs({"--json": json_file}, [path])
+    write = outputs({"--json": json_file}, [path])
     started_s = time.perf_counter()
     size_bytes = recipe.size_bytes
-    with progress() as bars:
-        task = bars.add_task(f"writing {path.name} (MiB)", total=size_bytes >> 20)
-        digest = make_model(
-            recipe, path, force=force, on_bytes=lambda count_bytes: bars.advance(task, count_bytes / 2**20)
-        )
-    seconds = time.perf_counter() - started_s
+    with stages() as report:
+        written = partial(report, f"writing {path.name}, MiB", total=size_bytes >> 20)
+        digest = make_model(recipe, path, force=force, on_bytes=_sum_up(lambda done_bytes: written(done_bytes / 2**20)))
+    wall_s = time.perf_counter() - started_s
     recorded = RECORDED.get(recipe.label)
-    print(f"{path}: {size_bytes:,} bytes in {seconds:.1f} s")
-    print(f"{recipe.label}: {recipe.rows:,} rows of {recipe.row_bytes} bytes in the table")
-    print(f"SHA-256 {digest}")
-    print(_verdict(digest, recorded))
-    if json_file is not None:
-        facts = {
-            "schema": "plegate.synth/1",
-            "path": str(path),
-            "size_bytes": size_bytes,
-            "seconds": seconds,
-            "sha256": digest,
-            "sha256_recorded": recorded,
-            "preset": recipe.preset.name,
-            "seed": recipe.seed,
-            "rows": recipe.rows,
-            "row_bytes": recipe.row_bytes,
-            "type": recipe.table_kind.name,
-        }
-        write_json(json_file, facts)
+    print_line(f"{path}: {count(size_bytes)} bytes in {seconds(wall_s)}")
+    print_line(f"{recipe.label}: {count(recipe.rows)} rows of {recipe.row_bytes} bytes in the table")
+    print_line(f"SHA-256 {digest}")
+    print_line(_verdict(digest, recorded))
+    facts = {
+        "schema": "plegate.synth/1",
+        "path": str(path),
+        "size_bytes": size_bytes,
+        "seconds": wall_s,
+        "sha256": digest,
+        "sha256_recorded": recorded,
+        "preset": recipe.preset.name,
+        "seed": recipe.seed,
+        "rows": recipe.rows,
+        "row_bytes": recipe.row_bytes,
+        "type": recipe.table_kind.name,
+    }
+    write({"--json": lambda: facts})
     raise typer.Exit(EXIT_EQUAL if recorded in (None, digest) else EXIT_DIFFERENT)
+
+
+def _sum_up(tell: Callable[[int], None]) -> Callable[[int], None]:
+    """What takes each number of bytes and passes on how many it is in all."""
+    done = 0
+
+    def add(count_bytes: int) -> None:
+        nonlocal done
+        done += count_bytes
+        tell(done)
+
+    return add
 
 
 def _verdict(digest: str, recorded: str | None) -> str:

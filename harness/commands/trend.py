@@ -59,9 +59,9 @@ def trend(
     from harness.errors import CannotRun
     from harness.measure.trend.compare import BUSY_CORES, compare
     from harness.measure.trend.export import as_json
-    from harness.measure.trend.page import render
     from harness.measure.trend.runs import accept, add_run, history, keys, read_run
     from harness.measure.trend.text import headline, markdown, notes
+    from harness.pages.trend_page import render
     from model_file.errors import InputError
 
     if keep_only and (add is None or accept_reason is not None):

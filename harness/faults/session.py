@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from harness.faults.faults import FAULTS, Fault
 from harness.faults.trial import Caught, TrialResult
 from harness.gate.checks import CHECKS
+from harness.pages.numbers import ABSENT, seconds
+from harness.pages.tables import Column, print_line, print_table, text_column
 from model_file.errors import InputError
 
 NOTHING = "nothing planted"
@@ -78,16 +78,16 @@ def run_session(only: Sequence[str], without: Sequence[str], console: Console) -
     for fault in chosen:
         row = _run(fault, without)
         rows.append(row)
-        console.print(Text(f"{row.fault}: {'proven' if row.problem is None else row.problem} ({row.wall_s:.0f} s)"))
+        print_line(f"{row.fault}: {'proven' if row.problem is None else row.problem} ({row.wall_s:.0f} s)", console)
     _print(rows, console)
     problems = [f"{row.fault}: {row.problem}" for row in rows if row.problem]
     if not only:
         problems += [f"check {name!r} is proven by no fault" for name in unproven(FAULTS)]
     for problem in problems:
-        console.print(Text(problem, style="bold red"))
+        print_line(problem, console)
     total = sum(row.wall_s for row in rows)
     good = len(rows) - len([row for row in rows if row.problem])
-    console.print(Text(f"{good} of {len(rows)} proofs hold, {len(CHECKS)} checks, {total:.0f} s"))
+    print_line(f"{good} of {len(rows)} proofs hold, {len(CHECKS)} checks, {total:.0f} s", console)
     return 1 if problems else 0
 
 
@@ -111,19 +111,20 @@ def _run(fault: Fault | None, without: Sequence[str]) -> Row:
 
 
 def _print(rows: Sequence[Row], console: Console) -> None:
-    table = Table(title="planted faults", title_justify="left")
-    for column in ("fault", "caught by", "level", "in", "without that check"):
-        table.add_column(column, justify="right" if column == "in" else "left")
-    for row in rows:
-        caught, without = row.caught, row.without
-        table.add_row(
-            Text(row.fault, style="" if row.problem is None else "bold red"),
-            (caught.check if caught else None) or "-",
-            (caught.level if caught else None) or "-",
-            f"{caught.wall_s:.1f} s" if caught else "-",
-            "" if row.fault == NOTHING or without is None else _later(without),
+    columns = [text_column("fault"), text_column("caught by"), text_column("level", 1), Column("in", 0)]
+    cells = [
+        (
+            row.fault,
+            (row.caught.check if row.caught else None) or ABSENT,
+            (row.caught.level if row.caught else None) or ABSENT,
+            seconds(row.caught.wall_s if row.caught else None),
+            "" if row.fault == NOTHING or row.without is None else _later(row.without),
+            "failed" if row.problem else "yes",
         )
-    console.print(table)
+        for row in rows
+    ]
+    columns += [text_column("without that check", 2), text_column("as expected")]
+    print_table(columns, cells, title="planted faults", console=console)
 
 
 def _later(caught: Caught) -> str:

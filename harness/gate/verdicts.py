@@ -9,7 +9,6 @@ from harness.cases.case import LOGITS, PLE, ROWS, TOKENS, Case
 from harness.gate.checks import CONTROL, GOLDEN, ORDER, Finding
 
 EQUAL, DIFFERENT, UNSTEADY, NOT_RUN = "equal", "different", "unsteady", "not run"
-STYLES = {EQUAL: "green", DIFFERENT: "bold red", UNSTEADY: "bold magenta", NOT_RUN: "yellow"}
 
 
 @dataclass

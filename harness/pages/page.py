@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 from harness.measure.caveats import Caveat
@@ -11,7 +10,9 @@ from harness.measure.cells import TWIN
 from harness.measure.statistics import CHANCE, CONFIDENCE, GroupSummary
 from harness.measure.store import Results
 from harness.measure.summary import ADVICE, claims, interval_text, short, timing_text
-from harness.pages.figures import Look, looks, swatch
+from harness.pages import html
+from harness.pages.figures import looks
+from harness.pages.html import legend, page
 from harness.pages.sections import plots
 
 
@@ -20,8 +21,9 @@ def render(results: Results, summaries: Sequence[GroupSummary], found: Sequence[
     matrix = results.plan.matrix
     names = [arm.name for arm in matrix.arms]
     look = looks(names)
-    return template("bench.html.jinja").render(
-        style=style(),
+    return page(
+        "bench.html.jinja",
+        machine_rows(results),
         results=results,
         matrix=matrix,
         summaries=summaries,
@@ -38,32 +40,7 @@ def render(results: Results, summaries: Sequence[GroupSummary], found: Sequence[
         ratio_rows=_ratio_rows(summaries),
         detail_rows=_detail_rows(summaries),
         invalid=list(results.invalid.values()),
-        machine=machine_rows(results),
     )
-
-
-def legend(look: dict[str, Look]) -> list[tuple[str, str]]:
-    """Names with the line that stands for each."""
-    return [(name, swatch(each)) for name, each in look.items()]
-
-
-def template(name: str, package: str = "harness.pages") -> Any:
-    """A template of a package; everything put into it is escaped unless it says it is safe."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader(package, "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name)
-
-
-def style() -> str:
-    """The style sheet of all pages."""
-    return resources.files("harness.pages").joinpath("style.css").read_text(encoding="utf-8")
 
 
 def _ratio_rows(summaries: Sequence[GroupSummary]) -> list[dict[str, Any]]:
@@ -134,19 +111,9 @@ def machine_rows(results: Results) -> list[tuple[str, str]]:
     """The machine and the model as pairs of name and value."""
     facts, model = results.plan.machine, results.plan.model
     device = next((c["device"]["kind"] for c in results.valid.values() if c.get("device")), None)
-    ram = facts.get("ram_bytes")
-    commit = facts.get("commit")
     return [
-        ("processor", f"{facts.get('cpu') or 'unknown'}, {facts.get('cores')} cores"),
-        ("memory", f"{ram / 2**30:.1f} GiB" if ram else "unknown"),
+        *html.machine_rows(facts),
         ("computing device", device or "none: rows only"),
-        ("kernel", f"{facts.get('system')} {facts.get('kernel')}"),
-        ("storage", f"{facts.get('file_system') or 'unknown file system'} on {facts.get('disk') or 'an unknown disk'}"),
-        ("versions", ", ".join(f"{k} {v}" for k, v in facts.get("versions", {}).items() if v)),
-        (
-            "code",
-            f"{commit[:12]}{', with changes in no commit' if facts.get('dirty') else ''}" if commit else "no checkout",
-        ),
         ("model", f"{model['file']}, {model['layers']} layers, width {model['width']}"),
         (
             "table",

@@ -87,7 +87,8 @@ def print_table(
     """
     console = console or screen()
     if title:
-        print_line(title, console)
+        console.print()
+        print_line(title.strip(), console)
     if not any(rows):
         print_line("(nothing)", console)
         return

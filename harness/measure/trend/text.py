@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.measure.trend.compare import FACTOR, SIGNIFICANCE, STEADY, Change, Verdict
+from harness.pages.numbers import ratio, seconds
+from harness.pages.tables import Column, markdown_table, text_column
+
+COLUMNS = (text_column("cell"), *map(Column, ("before", "now", "factor", "limit", "p")))
 
 
 def headline(verdict: Verdict) -> str:
@@ -57,10 +61,10 @@ def markdown(verdict: Verdict) -> str:
     machine = f"{facts['cpu']}, {facts['cores']} cores, {facts['ram_gib']} GiB, kernel {facts['kernel']}, "
     machine += f"{facts['file_system']}, {facts['device']}, jax {facts['jax']}"
     lines = [f"### plegate trend: {verdict.new.label}", "", f"**{headline(verdict)}**", ""]
-    lines += _table("Slower", verdict.slower)
+    lines += _titled("Slower", verdict.slower)
     if verdict.missing:
         lines += ["Missing from the new run:", "", *(f"- `{name}`" for name in verdict.missing), ""]
-    lines += _table("Faster", verdict.faster)
+    lines += _titled("Faster", verdict.faster)
     lines += [*notes(verdict), ""] if notes(verdict) else []
     lines.append(
         f"<sub>{machine}. Reported: a factor of {FACTOR} or more (more where runs are noisy) "
@@ -69,26 +73,20 @@ def markdown(verdict: Verdict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(title: str, changes: Sequence[Change]) -> list[str]:
-    if not changes:
-        return []
-    lines = [f"| {title} | before | now | factor | limit | p |", "|---|--:|--:|--:|--:|--:|"]
-    lines += [
-        f"| `{change.cell.name}` | {seconds(change.before_s)} | {seconds(change.now_s)} | {change.factor:.2f} "
-        f"| {change.limit:.2f} | {chance(change)} |"
+def _titled(title: str, changes: Sequence[Change]) -> list[str]:
+    return [f"{title}:", "", *markdown_table(COLUMNS, rows(changes)), ""] if changes else []
+
+
+def rows(changes: Sequence[Change]) -> list[list[str]]:
+    """The rows under `COLUMNS`; p is empty where the factor is within its limit and none was computed."""
+    return [
+        [
+            change.cell.name,
+            seconds(change.before_s),
+            seconds(change.now_s),
+            ratio(change.factor),
+            ratio(change.limit),
+            "" if change.p is None else f"{change.p:.1g}",
+        ]
         for change in changes
     ]
-    return [*lines, ""]
-
-
-def chance(change: Change) -> str:
-    """The p of a change, empty where the factor is within its limit and none was computed."""
-    return "" if change.p is None else f"{change.p:.1g}"
-
-
-def seconds(value: float) -> str:
-    """A time with three digits that count."""
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value * 1e9:.3g} ns"

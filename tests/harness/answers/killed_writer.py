@@ -19,8 +19,9 @@ from harness.answers.promote import promote
 from harness.answers.record import dumps
 from harness.answers.store import candidate_path
 from harness.atomic import write_bytes, write_text
-from harness.gate.html.page import gate_as_html
-from harness.gate.report import write_reports
+from harness.commands.outputs import outputs
+from harness.pages.gate_page import gate_as_html, gate_as_junit
+from harness.pages.gate_text import gate_as_json
 from tests.harness.answers.examples import ROW, golden, result
 
 LONGEST_S = 0.03
@@ -41,12 +42,17 @@ def writers(folder: Path) -> dict[str, tuple[Callable[[], None], list[Path]]]:
         promote("tiny", versions[next(turn) % 2].reason, candidates, checkout)
 
     def report() -> None:
-        write_reports(runs[next(turn) % 2], files[0], None, files[2])
-        write_text(files[1], pages[next(turn) % 2])
+        version = next(turn) % 2
+        found = runs[version]
+        write(
+            {"json": lambda: gate_as_json(found), "html": lambda: pages[version], "junit": lambda: gate_as_junit(found)}
+        )
 
     def cache() -> None:
         write_bytes(folder / "cache.bin", bytes([next(turn) % 2]) * 300_000)
 
+    reports.mkdir(exist_ok=True)
+    write = outputs(dict(zip(("json", "html", "junit"), files, strict=True)))
     pages = [gate_as_html(run) for run in runs]  # once: drawing takes far longer than writing, and writes nothing
     return {
         "record": (record, [candidates / "tiny.json"]),

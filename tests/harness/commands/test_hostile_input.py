@@ -13,7 +13,6 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from fast.engine.settings import EngineSettings
@@ -23,7 +22,6 @@ from harness.cases.prompts import read_token_file
 from harness.cli import app
 from harness.gate import compare, whole_table
 from harness.gate.batches import random_rows
-from harness.pages.fitted_table import Column, print_fitted
 from model_file.errors import InputError
 from model_file.gguf_file import open_gguf
 from model_file.tensors import TABLE
@@ -116,15 +114,6 @@ def test_narrow_terminals_keep_names_and_verdicts(
         assert verdict_lines(done.output, modes, "equal") == set(modes), done.output
         assert ("left out, the terminal is" in done.output) == (width < 100), done.output
         assert max(map(len, done.output.splitlines())) <= width
-
-
-def test_a_long_name_folds_and_takes_no_column_away(capsys: pytest.CaptureFixture[str]) -> None:
-    name = f"direct@/{'folder/' * 20}copy.gguf"
-    columns = [Column("mode", justify="left"), Column("rows", 0), Column("verdict", justify="left")]
-    print_fitted(Console(width=60), columns, [[name, "2,048", "equal"]])
-    shown = capsys.readouterr().out
-    assert "left out" not in shown
-    assert name in "".join(line.split("│")[1].strip() for line in shown.splitlines() if "│" in line)
 
 
 def test_names_are_not_markup(tiny_quant: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from harness.cases.registry import case_by_id
 from harness.cli import app
 from harness.gate import run as gate
 from harness.gate.evidence import _EXPECTED
-from harness.gate.report import summary
+from harness.pages.gate_text import summary
 from model_file.config import config_from
 from model_file.gguf_file import open_gguf
 from model_file.tensors import TABLE

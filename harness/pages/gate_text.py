@@ -5,41 +5,39 @@ from __future__ import annotations
 import inspect
 import shlex
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from fast.rows import MODES
-from harness.atomic import write_json, write_text
-from harness.cases.case import LOGITS, PLE, ROWS, TOKENS
+from harness.cases.case import LEVELS, Case
 from harness.cases.registry import cases
 from harness.environment import environment
 from harness.gate.checks import CHECKS, Finding
-from harness.gate.verdicts import DIFFERENT, EQUAL, STYLES, UNSTEADY, GateResult, ModeVerdict
-from harness.pages.fitted_table import Column, print_fitted
+from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY, GateResult, ModeVerdict
+from harness.pages.numbers import count
+from harness.pages.tables import Column, print_line, print_table, text_column
 
 SCHEMA = "plegate.gate/1"
-LEVEL_COLUMNS = (ROWS, PLE, LOGITS, TOKENS)
+COLUMNS = (
+    text_column("mode"),
+    *(Column(name, leave_out=place) for place, name in enumerate(LEVELS, 1)),
+    text_column("control", 0),
+    text_column("verdict"),
+)
 
 
 def print_gate(result: GateResult) -> None:
-    """One line for each mode, the story of every difference, and the verdict."""
-    console = Console(highlight=False)
-    console.print(Text(f"{result.model}\n{described(result)}"))
-    levels = [Column(name, leave_out=place) for place, name in enumerate(LEVEL_COLUMNS, 1)]
-    columns = [Column("mode", justify="left"), *levels, Column("control", 0, "left"), Column("verdict", justify="left")]
-    print_fitted(console, columns, [_cells(mode) for mode in result.modes])
+    """One line for each mode, the details of every difference, and the verdict."""
+    print_line(result.model)
+    print_line(described(result))
+    print_table(COLUMNS, [cells(mode) for mode in result.modes])
     for finding in result.findings:
-        console.print(Text(f"{finding.level}: {finding.story}"))
+        print_line(f"{finding.level}: {finding.story}")
     for mode in result.modes:
-        for line in stories(mode):
-            console.print(Text(f"{mode.name}: {line}"))
+        for line in details(mode):
+            print_line(f"{mode.name}: {line}")
     if result.exit_code == 1:
-        console.print(Text(f"again: {repeat_command(result)}"))
-    console.print(Text(summary(result)))
+        print_line(f"again: {repeat_command(result)}")
+    print_line(summary(result))
 
 
 def described(result: GateResult) -> str:
@@ -61,41 +59,34 @@ def _against(result: GateResult) -> str:
 
 def cell(mode: ModeVerdict, level: str) -> str:
     """What a level compared and found: a number, `different`, or `-` where it was not run."""
-    if mode.found_at(level):
-        return DIFFERENT
-    compared = mode.compared(level)
-    return f"{compared:,}" if compared else "-"
+    return DIFFERENT if mode.found_at(level) else count(mode.compared(level) or None)
 
 
-def _cells(mode: ModeVerdict) -> list[str | Text]:
-    levels: list[str | Text] = []
-    for level in LEVEL_COLUMNS:
-        text = cell(mode, level)
-        levels.append(Text(text, style=STYLES[DIFFERENT] if text == DIFFERENT else ""))
-    return [mode.name, *levels, mode.control, Text(mode.verdict, style=STYLES[mode.verdict])]
+def cells(mode: ModeVerdict) -> list[str]:
+    """The mode's row under `COLUMNS`."""
+    return [mode.name, *(cell(mode, level) for level in LEVELS), mode.control, mode.verdict]
 
 
-def stories(mode: ModeVerdict) -> list[str]:
+def details(mode: ModeVerdict) -> list[str]:
     """What is to be said of a mode beyond its line in the table, the cause before its consequences."""
-    lines = [f"{finding.level}: {finding.story}" for finding in mode.ordered]
-    return lines + mode.notes
+    return [f"{finding.level}: {finding.story}" for finding in mode.ordered] + mode.notes
 
 
 def summary(result: GateResult) -> str:
     """The verdict in one sentence."""
-    count = {name: sum(mode.verdict == name for mode in result.modes) for name in STYLES}
+    found = {name: sum(mode.verdict == name for mode in result.modes) for name in (EQUAL, DIFFERENT, UNSTEADY, NOT_RUN)}
     if result.findings:
         return (
             f"verdict: different. {result.findings[0].level}: what is recorded, or the file, is not what was expected."
         )
-    if count[EQUAL] == len(result.modes):
-        modes = f"{count[EQUAL]} mode{'s' if count[EQUAL] > 1 else ''}"
+    if found[EQUAL] == len(result.modes):
+        modes = f"{found[EQUAL]} mode{'s' if found[EQUAL] > 1 else ''}"
         tokens = ", and the same tokens" if any(mode.tokens_compared for mode in result.modes) else ""
         unseen = next((f" But {mode.unseen}." for mode in result.modes if mode.unseen), "")
         return f"verdict: equal. {modes} gave the same rows, byte for byte{tokens}.{unseen}"
-    rest = ", ".join(f"{number} {name}" for name, number in count.items() if number and name != EQUAL)
-    word = "different" if count[DIFFERENT] or count[UNSTEADY] else "incomplete"
-    return f"verdict: {word}. {count[EQUAL]} of {len(result.modes)} modes equal, {rest}."
+    rest = ", ".join(f"{number} {name}" for name, number in found.items() if number and name != EQUAL)
+    word = "different" if found[DIFFERENT] or found[UNSTEADY] else "incomplete"
+    return f"verdict: {word}. {found[EQUAL]} of {len(result.modes)} modes equal, {rest}."
 
 
 def repeat_command(result: GateResult) -> str:
@@ -177,43 +168,25 @@ def _detail(mode: ModeVerdict, check: str) -> dict[str, Any] | None:
     return next((dict(finding.detail) for finding in mode.findings if finding.check == check), None)
 
 
-def write_reports(result: GateResult, json_file: Path | None, html_file: Path | None, junit_file: Path | None) -> None:
-    """Each report that was asked for, whole or not at all. Raises: InputError for a place that cannot be written."""
-    if json_file is not None:
-        write_json(json_file, gate_as_json(result))
-    if junit_file is not None:
-        from harness.gate.junit import gate_as_junit
-
-        write_text(junit_file, gate_as_junit(result))
-    if html_file is not None:
-        from harness.gate.html.page import gate_as_html
-
-        write_text(html_file, gate_as_html(result))
-
-
-def mode_list() -> None:
+def print_modes() -> None:
     """Print every registered mode with the first line of its documentation."""
-    table = Table(box=None)
-    table.add_column("mode", style="bold")
-    table.add_column("how it reads")
-    for name, reader in MODES.items():
-        table.add_row(name, (inspect.getdoc(reader) or "").split("\n")[0].split(" Raises:")[0])
-    Console(highlight=False).print(table)
+    about = {name: (inspect.getdoc(reader) or "").split("\n")[0].split(" Raises:")[0] for name, reader in MODES.items()}
+    print_table([text_column("mode"), text_column("how it reads", wrap=True)], list(about.items()))
 
 
-def case_list() -> None:
+def print_cases() -> None:
     """Print every registered case, and every check with its level."""
-    table = Table(box=None)
-    for name in ("case", "model", "prompts", "tokens", "about"):
-        table.add_column(name)
-    for case in cases().values():
-        tokens = sum(len(prompt.ids) + case.generate for prompt in case.prompts)
-        table.add_row(case.id, case.model, str(len(case.prompts)), f"{tokens:,}", case.about)
-    console = Console(highlight=False)
-    console.print(table)
-    checks = Table(box=None)
-    for name in ("check", "level", "what it compares"):
-        checks.add_column(name)
-    for check in CHECKS.values():
-        checks.add_row(check.name, check.level, check.about)
-    console.print(checks)
+    columns = [text_column("case"), text_column("model", 1), Column("prompts", 0), Column("tokens", 2)]
+    rows = [
+        (case.id, case.model, count(len(case.prompts)), count(case_tokens(case)), case.about)
+        for case in cases().values()
+    ]
+    print_table([*columns, text_column("what it is about", wrap=True)], rows)
+    checks = [(check.name, check.level, check.about) for check in CHECKS.values()]
+    columns = [text_column("check"), text_column("level", 0), text_column("what it compares", wrap=True)]
+    print_table(columns, checks, title="checks")
+
+
+def case_tokens(case: Case) -> int:
+    """Tokens of all prompts and answers."""
+    return sum(len(prompt.ids) + case.generate for prompt in case.prompts)

@@ -6,29 +6,31 @@ from collections.abc import Sequence
 
 from harness.measure.trend.compare import Verdict
 from harness.measure.trend.runs import PROBE, BenchRun
-from harness.measure.trend.text import chance, headline, notes, seconds
+from harness.measure.trend.text import COLUMNS, headline, notes, rows
 from harness.pages.figures import Look, Series, lines, looks
-from harness.pages.page import legend, style, template
+from harness.pages.html import Panel, legend, page
 
 
 def render(verdict: Verdict, runs: Sequence[BenchRun]) -> str:
     """One HTML file with everything in it."""
     modes = list(dict.fromkeys(c.info["mode"] for run in runs for c in run.cells.values() if not c.probe))
     look = looks(modes)
-    return template("trend.html.jinja", "harness.measure.trend").render(
-        style=style(),
+    return page(
+        "trend.html.jinja",
+        [(name, str(value)) for name, value in verdict.new.facts.items()],
         verdict=verdict,
         headline=headline(verdict),
         notes=notes(verdict),
-        seconds=seconds,
-        chance=chance,
-        runs=runs,
+        columns=COLUMNS,
+        slower=rows(verdict.slower),
+        faster=rows(verdict.faster),
+        all=rows(verdict.changes),
         legend=legend(look),
         panels=_panels(runs, look),
     )
 
 
-def _panels(runs: Sequence[BenchRun], look: dict[str, Look]) -> list[dict[str, str]]:
+def _panels(runs: Sequence[BenchRun], look: dict[str, Look]) -> list[Panel]:
     """One panel per workload, depth and cache state; the probes have one of their own."""
     groups: dict[tuple[str, int, str], dict[str, str]] = {}
     probes = {}
@@ -47,7 +49,7 @@ def _panels(runs: Sequence[BenchRun], look: dict[str, Look]) -> list[dict[str, s
     return panels
 
 
-def _panel(runs: Sequence[BenchRun], caption: str, names: dict[str, str], look: dict[str, Look]) -> dict[str, str]:
+def _panel(runs: Sequence[BenchRun], caption: str, names: dict[str, str], look: dict[str, Look]) -> Panel:
     drawn = []
     for mode, name in names.items():
         points = [(place, 1e3 * run.cells[name].value) for place, run in enumerate(runs) if name in run.cells]
@@ -58,4 +60,4 @@ def _panel(runs: Sequence[BenchRun], caption: str, names: dict[str, str], look: 
     values = [y for line in drawn for y in line.y]
     apart = max(values) > 20 * min(values)  # cells of a panel may lie three orders of magnitude apart
     picture = lines(drawn, look, "commit", "ms, lower is better", ticks=ticks, tick_labels=labels, log_y=apart)
-    return {"caption": caption, "picture": picture}
+    return Panel(caption, picture)

@@ -1,1 +1,0 @@
-"""The gate's result as one HTML page that needs nothing else."""
