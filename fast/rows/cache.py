@@ -54,7 +54,12 @@ class RowCache(RowReader):
         """As the inner reader's; a batch found here entirely skips the kernel's counters: it made no call."""
         with self._lock:
             rows = check_ids(ids, self.table.rows)
-            if rows.size and not self._closed and (out is None or _fits(out, rows.size, self.table.row_bytes)):
+            if (
+                rows.size
+                and not self._forked
+                and not self._closed
+                and (out is None or _fits(out, rows.size, self.table.row_bytes))
+            ):
                 started = perf_counter()
                 slots = self._slots(rows)
                 if bool((self._tags[slots] == rows).all()):
@@ -138,6 +143,10 @@ class RowCache(RowReader):
     def trim(self, budget_bytes: int = 0) -> int:
         """The inner reader's mapping only: the cache has its own fixed budget."""
         return self.inner.trim(budget_bytes)
+
+    def _renew(self) -> None:
+        self._tags.fill(_EMPTY)  # another thread of the parent may have been changing slots
+        super()._renew()
 
     def _close(self) -> None:
         self.inner.close()

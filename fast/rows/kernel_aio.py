@@ -178,15 +178,13 @@ class ContextPool:
         self._call = call
         self._idle: SimpleQueue[KernelAio] = SimpleQueue()
         self._all: weakref.WeakSet[KernelAio] = weakref.WeakSet()
-        self._pid = os.getpid()
+        _pools.add(self)
 
     def take(self) -> KernelAio:
         """A context nobody else uses; waits for one when the system's limit (fs.aio-max-nr) allows no more.
 
         Raises: ModeUnavailable when there can be none at all.
         """
-        if self._pid != os.getpid():  # contexts do not survive a fork
-            self._idle, self._all, self._pid = SimpleQueue(), weakref.WeakSet(), os.getpid()
         try:  # contextlib.suppress would take 1 us more of every gather
             return self._idle.get_nowait()
         except Empty:
@@ -216,4 +214,15 @@ class ContextPool:
                 self._idle.get_nowait().close()
 
 
+_pools: weakref.WeakSet[ContextPool] = weakref.WeakSet()
 SHARED = ContextPool()
+
+
+def _after_fork() -> None:
+    """Contexts do not survive a fork."""
+    for pool in _pools:
+        pool._idle, pool._all = SimpleQueue(), weakref.WeakSet()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

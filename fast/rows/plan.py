@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -30,31 +29,21 @@ class Spans:
 class GatherPlan:
     """One batch: `unique` rows ascending, and `inverse` with `unique[inverse] == ids` (None: ids are `unique` already).
 
-    Everything else is computed from these when a mode asks for it, and kept.
+    For each unique row: `segments`, its segment's index; `offsets`, its place in that file; `places`, one position of
+    the batch that asks for it, where its bytes are read to. Nothing here is a functools.cached_property: that of Python
+    3.11 has a lock for all threads, which a child after a fork may find taken for good.
     """
 
     def __init__(self, table: Table, ids: Ids) -> None:
         self.table = table
         self.unique, self.inverse = sort_unique(ids, table.rows)
-
-    @cached_property
-    def segments(self) -> npt.NDArray[np.intp]:
-        """Segment index of each unique row."""
-        return self.table.segment_of(self.unique)
-
-    @cached_property
-    def offsets(self) -> Offsets:
-        """File offset of each unique row."""
-        return self.table.offsets(self.unique)
-
-    @cached_property
-    def places(self) -> npt.NDArray[np.int64]:
-        """For each unique row, one position of the batch that asks for it: where its bytes are read to."""
+        self.segments = table.segment_of(self.unique)
+        self.offsets: Offsets = table.offsets(self.unique)
         if self.inverse is None:
-            return np.arange(self.unique.size, dtype=np.int64)
-        places = np.empty(self.unique.size, np.int64)
-        places[self.inverse] = np.arange(self.inverse.size)
-        return places
+            self.places = np.arange(self.unique.size, dtype=np.int64)
+        else:
+            self.places = np.empty(self.unique.size, np.int64)
+            self.places[self.inverse] = np.arange(self.inverse.size)
 
     def fill_repeats(self, out: npt.NDArray[np.uint8]) -> None:
         """Copy each row from its place to the other positions that ask for it."""

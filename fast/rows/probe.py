@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -15,6 +14,7 @@ from fast.rows.reader import ModeUnavailable
 from fast.rows.reads import BatchReader, PreadLoop, Reads, ReadStats
 from fast.rows.table import Table
 from fast.rows.table_files import TableFiles
+from fast.rows.uncached import private_memory
 
 _SLOTS = 1024  # buffers shared by all reads of a probe: what they hold is never looked at
 
@@ -45,7 +45,7 @@ class DeviceProbe:
         self._table = table
         self._files = TableFiles(table, direct=True)
         self._size = max(read_bytes, self._files.align_bytes)
-        self._buffer = np.frombuffer(mmap.mmap(-1, _SLOTS * self._size), np.uint8)
+        self._buffer = private_memory(_SLOTS * self._size)
 
     def run(self, reads: int, depth: int, seed: int) -> DeviceRate:
         """Read `reads` different blocks (as many as there are) chosen by the seed, at most `depth` at a time."""

@@ -38,9 +38,11 @@ class FallbackNotice(UserWarning):
 class RowReader(ABC):
     """Reads packed rows of one table in one mode.
 
-    A gather may be called from any thread; gathers of one reader run one after the other. After a fork the child's
-    readers reopen what they need on their first gather. A reader that cannot run its mode continues in `fallback`,
-    with one `FallbackNotice`; `effective_mode` and `fallback_reason` say so ever after.
+    A gather may be called from any thread; gathers of one reader run one after the other, whoever asks for them: its
+    callers, a cache in front of it, or a mode that it stands in for. Locks are taken from the front to the back. After
+    a fork the child's reader renews what only the parent's threads and kernel objects know, before its first read.
+    A reader that cannot run its mode continues in `fallback`, with one `FallbackNotice`; `effective_mode` and
+    `fallback_reason` say so ever after.
     """
 
     name: ClassVar[str]
@@ -59,6 +61,7 @@ class RowReader(ABC):
         self._meter = Meter()
         self._delegate: RowReader | None = None
         self._closed = False
+        self._forked = False
         self._finalizer = weakref.finalize(self, Meter.close, self._meter)
         try:
             self._open()
@@ -71,19 +74,22 @@ class RowReader(ABC):
     @property
     def effective_mode(self) -> str:
         """The mode that really runs, after fallbacks."""
-        return self._delegate.effective_mode if self._delegate else self.name
+        delegate = self._delegate
+        return delegate.effective_mode if delegate else self.name
 
     @property
     def fallback_reason(self) -> str | None:
         """Why something else runs in place of what was asked for, down the whole chain; None when nothing does."""
-        parts = [self._reason, self._delegate.fallback_reason if self._delegate else None]
+        delegate = self._delegate
+        parts = [self._reason, delegate.fallback_reason if delegate else None]
         return "; ".join(part for part in parts if part) or None
 
     @property
     def totals(self) -> GatherCounters:
         """Sum over all gathers so far; unique counts cover the batches whose counters were looked at."""
-        self._settle_last()
-        return self._totals
+        with self._lock:
+            self._settle_last()
+            return self._totals
 
     def gather(self, ids: Any, out: PackedRows | None = None) -> PackedRows:
         """Packed rows of `ids`, in their order, duplicates included.
@@ -93,8 +99,7 @@ class RowReader(ABC):
         returned.
         """
         with self._lock:
-            if self._closed:
-                raise InputError(f"{self.mode} reader of {self.table.segments[0].path} is closed, expected an open one")
+            self._check_open()
             rows = check_ids(ids, self.table.rows)
             out = check_out(out, rows.size, self.table.row_bytes)
             counters = GatherCounters(
@@ -140,7 +145,8 @@ class RowReader(ABC):
         A mode that keeps nothing (O_DIRECT) reads nothing and returns 0.
         """
         with self._lock:
-            if not (self._delegate or self).keeps_rows:
+            self._check_open()
+            if not self._keeps_rows_now():
                 return 0
             rows = check_ids(ids, self.table.rows)
             for start in range(0, rows.size, PRELOAD_ROWS):
@@ -168,27 +174,39 @@ class RowReader(ABC):
     ) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InputError(f"{self.mode} reader of {self.table.segments[0].path} is closed, expected an open one")
+
     def _run(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
-        """Read in this mode, or in the one it fell back to, now or earlier."""
-        if self._delegate is None:
-            try:
-                self._read(ids, out, counters)
-                return
-            except ModeUnavailable as reason:
-                self._fall_back(str(reason))
-        assert self._delegate is not None
-        self._delegate._run(ids, out, counters)
+        """Read in this mode, or in the one it fell back to, now or earlier. The only way to `_read`, for everybody."""
+        with self._lock:
+            self._check_open()
+            if self._forked:
+                self._renew()
+            if self._delegate is None:
+                try:
+                    self._read(ids, out, counters)
+                    return
+                except ModeUnavailable as reason:
+                    self._fall_back(str(reason))
+            assert self._delegate is not None
+            self._delegate._run(ids, out, counters)
 
     def _fall_back(self, reason: str) -> None:
         """Continue in the fallback mode and say so once."""
         if self.fallback is None:
             raise ModeCannotRun(f"{self.table.segments[0].path}: mode {self.mode} cannot run: {reason}")
-        self._delegate = self.fallback(self.table, self.settings)
-        self._reason = reason
+        delegate = self.fallback(self.table, self.settings)
+        self._reason = reason  # before the delegate: a child forked in between falls back again, and knows why
+        self._delegate = delegate
         notice = f"row mode {self.mode} continues as {self.effective_mode}: {self.fallback_reason}"
         if notice not in _announced:
             _announced.add(notice)
             warnings.warn(notice, FallbackNotice, stacklevel=5)
+
+    def _keeps_rows_now(self) -> bool:
+        return self._delegate._keeps_rows_now() if self._delegate else self.keeps_rows
 
     def _settle_last(self) -> None:
         if self.last.batches_counted and self.last._table is not None:
@@ -203,6 +221,13 @@ class RowReader(ABC):
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         """Fill `out` with the rows of checked, non-empty ids and add to the counters. Raises: ModeUnavailable."""
 
+    def _renew(self) -> None:
+        """In a child after a fork, before its first read: give up what another thread of the parent was working on.
+
+        Descriptors, mappings and rows in memory never change once they are there, and stay.
+        """
+        self._forked = False
+
     @abstractmethod
     def _close(self) -> None:
         """Release what `_open` acquired; called once or more, also after a failed `_open`."""
@@ -212,14 +237,15 @@ _announced: set[str] = set()
 _readers: weakref.WeakSet[RowReader] = weakref.WeakSet()
 
 
-def _renew_locks() -> None:
-    """In a child after a fork a lock may be held by a thread that does not exist there."""
+def _after_fork() -> None:
+    """In a child after a fork a lock may be held by a thread that does not exist there, in the middle of a gather."""
     for reader in _readers:
         reader._lock = threading.RLock()
+        reader._forked = True
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_locks)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_out(out: PackedRows | None, rows: int, row_bytes: int) -> PackedRows:

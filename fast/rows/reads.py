@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -126,9 +128,6 @@ class PreadLoop:
 
     def read(self, reads: Reads) -> ReadStats:
         """Carry out all reads in order."""
-        import ctypes
-        from time import perf_counter
-
         started = perf_counter()
         stats = ReadStats()
         left: Reads | None = reads

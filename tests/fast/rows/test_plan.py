@@ -131,7 +131,12 @@ def test_places_and_repeats_restore_the_batch(ids: list[int]) -> None:
 
 def _fake_table() -> Table:
     table = object.__new__(Table)
-    object.__setattr__(table, "rows", 3000)
+    for name, value in {
+        "rows": 3000,
+        "row_bytes": 8,
+        "segments": (SimpleNamespace(offset_bytes=0, first_row=0),),
+    }.items():
+        object.__setattr__(table, name, value)
     return table
 
 
