@@ -12,7 +12,8 @@ from model_file.config import ARCHITECTURE, ModelConfig, config_from
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
 from model_file.hash_constants import CHECKPOINT_SEED, HashConstants, checkpoint_multipliers, offsets_of, prime_sizes
-from model_file.tensors import TABLE, take_inventory
+from model_file.inventory import take_inventory
+from model_file.tensors import TABLE
 
 _LAZY_ABOVE_BYTES = 4 * 2**30  # llama.cpp's `auto` reads tables above this lazily
 

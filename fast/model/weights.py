@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from model_file.config import ModelConfig
 from model_file.gguf_file import GgufFile
-from model_file.tensors import Inventory, inventory_to_load
+from model_file.inventory import Inventory, inventory_to_load
 from reference.shapes import Array, Float
 
 FloatArray = npt.NDArray[np.float32]

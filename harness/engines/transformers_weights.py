@@ -14,7 +14,8 @@ import numpy.typing as npt
 from model_file.config import ModelConfig
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
-from model_file.tensors import TABLE, take_inventory
+from model_file.inventory import take_inventory
+from model_file.tensors import TABLE
 
 FloatArray = npt.NDArray[np.float32]
 Take = Callable[[str], FloatArray]

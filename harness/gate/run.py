@@ -36,7 +36,7 @@ from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
 from model_file.config import ModelConfig, config_from
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile, open_gguf
-from model_file.tensors import inventory_to_load
+from model_file.inventory import inventory_to_load
 
 Tell = Callable[[str], None]
 UNSEEN = "the rows were compared, how they were read could not be seen: no /proc"

@@ -198,7 +198,7 @@ def model_facts(model: Path, needs_model: Sequence[bool]) -> dict[str, Any]:
         config = config_of(file)
         table = locate_table(file)
         if any(needs_model):
-            from model_file.tensors import take_inventory
+            from model_file.inventory import take_inventory
 
             if len(file.tensors) == 1:
                 raise InputError(f"{model}: holds nothing but the table, expected a model: measure --workload gather:N")

@@ -27,7 +27,7 @@ from harness.gate import run as gate
 from model_file.config import config_from
 from model_file.errors import InputError
 from model_file.gguf_file import open_gguf
-from model_file.tensors import UnappliedNotice
+from model_file.inventory import UnappliedNotice
 from reference.parameters import load_parameters
 from tests.fast.engines import answers, find, opened, shared
 from tests.gguf_edit import Keys, Tensors, edited

@@ -21,7 +21,8 @@ from harness.synth.table import TABLE_MASKS, table_type
 from model_file.config import config_from
 from model_file.errors import InputError
 from model_file.gguf_file import open_gguf
-from model_file.tensors import TABLE, take_inventory
+from model_file.inventory import take_inventory
+from model_file.tensors import TABLE
 
 WIDE = {"Q6_K", "IQ1_S"}  # blocks of 256
 # What `plegate synth` gave when the recipes were last changed: with RECORDED, the proof that nothing else counts.

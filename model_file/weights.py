@@ -1,0 +1,64 @@
+"""Weights of a file as float32, one group of the table at a time, each tensor once.
+
+Quantized types become float32 through the `gguf` package's own dequantizers. A `.scale` multiplies a product, which is
+the same as multiplying its matrix. Fused experts are cut in two.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from model_file.config import ModelConfig
+from model_file.gguf_file import GgufFile
+from model_file.inventory import inventory_to_load, scale_of
+from model_file.tensors import FUSED, FUSED_PARTS, Group, as_stored, sizes
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+_PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
+
+
+class WeightSource:
+    """Reads tensors of an open model by the table and remembers which are still to be read."""
+
+    def __init__(self, model: GgufFile, config: ModelConfig) -> None:
+        """Raises: InputError naming every tensor that is missing, unused or of a wrong shape."""
+        self.model, self.config, self.inventory = model, config, inventory_to_load(model, config)
+        self.left = {*self.inventory.weights, *self.inventory.scales}
+
+    def group(self, prefix: str, group: Group) -> dict[str, FloatArray]:
+        """The tensors of a group by their fields, in the shapes of the table; optional ones only where they are."""
+        values: dict[str, FloatArray] = {}
+        for tensor in as_stored(prefix, group, self.inventory.weights):
+            if prefix + tensor.name in self.inventory.weights:
+                values[tensor.field] = self._scaled(prefix + tensor.name).reshape(sizes(tensor.shape, self.config))
+        if FUSED.field in values:
+            halves = np.split(values.pop(FUSED.field), len(FUSED_PARTS), axis=1)
+            values |= {part.field: half for part, half in zip(FUSED_PARTS, halves, strict=True)}
+        return values
+
+    def check_all_read(self) -> None:
+        """Loading is a bijection: what the inventory accepted must have been asked for."""
+        assert not self.left, f"all tensors of the file must be loaded: {sorted(self.left)} were not"
+
+    def _scaled(self, name: str) -> FloatArray:
+        values = self._read(name)
+        if scale_of(name) not in self.inventory.scales:
+            return values
+        factors = self._read(scale_of(name))  # [1], or one for each expert, the first axis
+        return values * factors.reshape(-1, *[1] * (values.ndim - 1))
+
+    def _read(self, name: str) -> FloatArray:
+        self.left.remove(name)
+        return dequantized(self.model, name)
+
+
+def dequantized(model: GgufFile, name: str) -> FloatArray:
+    """A tensor as float32, in its shape. Raises: KeyError."""
+    info, packed = model.tensors[name], model.packed(name)
+    # The package's dequantizer takes bytes of quantized types, and numbers of the two plain ones.
+    values = gguf.quants.dequantize(packed.view(_PLAIN[info.type]) if info.type in _PLAIN else packed, info.type)
+    return values.astype(np.float32, copy=False).reshape(info.shape)
