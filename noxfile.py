@@ -69,6 +69,13 @@ def mutation(session: nox.Session) -> None:
 
 
 @nox.session
+def mutation_rules(session: nox.Session) -> None:
+    """Mutants of fast/ by rule: what share the gate alone catches, and who survives; goes on where it was stopped."""
+    install(session, "tests")
+    session.run("python", "-m", "harness.faults", "--rules", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measures the cells of tests/bench and keeps the run under ci/baselines/<machine key>/."""
     install(session, "tests")

@@ -1,131 +1,114 @@
 """The mutation session: every fault in a process of its own, and a table of what caught it.
 
-It fails when a fault is not caught by the check that the table names, at that check's level, with the words that find
-it; when that check still names it after it was taken out; when a check is proven by no fault; and when anything is
-found where nothing was planted. So taking any one check out of the gate makes the session fail.
+It fails when a fault is not caught by the check that it names, with the words that find it; when that check still names
+it after it was taken out; when a check is proven by no fault; and when anything is found where nothing was planted. So
+taking any one check out of the gate makes the session fail.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-
-from harness.faults.faults import FAULTS, Fault
-from harness.faults.trial import Caught, TrialResult
+from harness.faults.child import in_child
+from harness.faults.fault import Fault, faults
 from harness.gate.checks import CHECKS
-from harness.pages.numbers import ABSENT, seconds
+from harness.pages.numbers import seconds
 from harness.pages.tables import Column, print_line, print_table, text_column
 from model_file.errors import InputError
 
 NOTHING = "nothing planted"
-LIMIT_S = 600
+LIMIT_S = 900
+COLUMNS = (
+    text_column("fault"),
+    text_column("caught by"),
+    text_column("level"),
+    Column("in"),
+    text_column("without it"),
+)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. problem: None when the proof holds."""
+    """One line of the table. said: check, message and seconds of each run. problem: None when the proof holds."""
 
     fault: str
-    caught: Caught | None
-    without: Caught | None
+    said: list[Any]
     problem: str | None
     wall_s: float
 
 
-def judge(fault: Fault | None, result: TrialResult) -> str | None:
-    """What is wrong with a fault's proof, None when it holds."""
-    whole, without = result.whole, result.without
+def judge(fault: Fault | None, said: Sequence[Any]) -> str | None:
+    """What is wrong with a fault's proof, None when it holds. said: check and message of each run of the gate."""
+    if said and len(said[-1]) == 2:  # the process did not come to its end
+        return f"the trial ended with {said[-1][0]}: {said[-1][1][-600:]}"
     if fault is None:
-        return None if whole.check is None else f"found without any fault: {whole.check}: {whole.story}"
-    expected = CHECKS[fault.check]
-    if whole.check is None:
-        return f"slipped through, expected {fault.check!r} to catch it"
-    if whole.check != fault.check:
-        return f"caught by {whole.check!r} ({whole.level}), expected {fault.check!r} ({expected.level}): {whole.story}"
-    missing = [words for words in fault.named if words not in whole.story]
-    if missing:
-        return f"its story lacks {missing}: {whole.story}"
-    if without.check == fault.check:
+        return None if said[0][0] is None else f"found without any fault: {said[0][0]}: {said[0][1]}"
+    *proofs, last = [*said, (None, "")] if fault.case is None else said
+    for place, (check, message, *_) in enumerate(proofs):
+        where = "" if fault.case else ("--quick: ", "the whole gate: ")[place]
+        if check is None:
+            return f"{where}slipped through, expected {fault.check!r} to catch it"
+        if check != fault.check:
+            levels = CHECKS[check].level, CHECKS[fault.check].level
+            return f"{where}caught by {check!r} ({levels[0]}), expected {fault.check!r} ({levels[1]}): {message}"
+        missing = [words for words in fault.named if words not in message]
+        if missing:
+            return f"{where}its message lacks {missing}: {message}"
+    if last[0] == fault.check:
         return f"still caught by {fault.check!r} although that check was taken out"
     return None
 
 
-def unproven(faults: Sequence[Fault]) -> list[str]:
+def unproven(faults: Iterable[Fault]) -> list[str]:
     """Checks that no fault proves."""
     return [name for name in CHECKS if name not in {fault.check for fault in faults}]
 
 
-def run_session(only: Sequence[str], without: Sequence[str], console: Console) -> int:
+def run_session(only: Sequence[str], without: Sequence[str]) -> int:
     """Run all faults, or those named; print the table; 0 when every proof holds, 1 when one does not.
 
     without: checks taken out of every run, to see that the session fails. Raises: InputError for an unknown name.
     """
-    chosen: list[Fault | None] = [None, *FAULTS]
-    names = [fault.name if fault else NOTHING for fault in chosen]
+    names = [NOTHING, *faults()]
     unknown = [name for name in only if name not in names]
     if unknown:
         raise InputError(f"--only {unknown[0]!r}: no such fault, expected one of: {', '.join(names)}")
-    if only:
-        chosen = [fault for fault in chosen if (fault.name if fault else NOTHING) in only]
     rows = []
-    for fault in chosen:
-        row = _run(fault, without)
+    for name in [name for name in names if not only or name in only]:
+        row = _run(name, without)
         rows.append(row)
-        print_line(f"{row.fault}: {'proven' if row.problem is None else row.problem} ({row.wall_s:.0f} s)", console)
-    _print(rows, console)
+        print_line(f"{row.fault}: {row.problem or 'proven'} ({seconds(row.wall_s)})")
+    print_table(COLUMNS, [_cells(row) for row in rows], title="planted faults")
     problems = [f"{row.fault}: {row.problem}" for row in rows if row.problem]
     if not only:
-        problems += [f"check {name!r} is proven by no fault" for name in unproven(FAULTS)]
+        problems += [f"check {name!r} is proven by no fault" for name in unproven(faults().values())]
     for problem in problems:
-        print_line(problem, console)
+        print_line(problem)
     total = sum(row.wall_s for row in rows)
-    good = len(rows) - len([row for row in rows if row.problem])
-    print_line(f"{good} of {len(rows)} proofs hold, {len(CHECKS)} checks, {total:.0f} s", console)
+    good = sum(row.problem is None for row in rows)
+    print_line(f"{good} of {len(rows)} proofs hold, {len(CHECKS)} checks, {seconds(total)}")
     return 1 if problems else 0
 
 
-def _run(fault: Fault | None, without: Sequence[str]) -> Row:
-    name = fault.name if fault else NOTHING
+def _run(name: str, without: Sequence[str]) -> Row:
+    fault = faults().get(name)
     started = time.perf_counter()
-    command = [sys.executable, "-m", "harness.faults.trial", name, *without]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, cwd=Path(__file__).parents[2], check=False
-        )
-    except subprocess.TimeoutExpired:  # one that hangs proves nothing; the others still can
-        wall_s = time.perf_counter() - started
-        return Row(name, None, None, f"the trial was stopped after {LIMIT_S:g} s, expected it to end by itself", wall_s)
-    wall_s = time.perf_counter() - started
-    if done.returncode:
-        return Row(name, None, None, f"the trial ended with {done.returncode}: {done.stderr.strip()[-600:]}", wall_s)
-    content = json.loads(done.stdout.strip().splitlines()[-1])
-    result = TrialResult(Caught(**content["whole"]), Caught(**content["without"]))
-    return Row(name, result.whole, result.without, judge(fault, result), wall_s)
+    with tempfile.TemporaryDirectory(prefix="plegate-mutation-") as scratch:
+        work = ("harness.faults.judged", "say_trial")
+        said = in_child(work, (name if fault else "", tuple(without)), LIMIT_S, Path(scratch))
+    return Row(name, said, judge(fault, said), time.perf_counter() - started)
 
 
-def _print(rows: Sequence[Row], console: Console) -> None:
-    columns = [text_column("fault"), text_column("caught by"), text_column("level", 1), Column("in", 0)]
-    cells = [
-        (
-            row.fault,
-            (row.caught.check if row.caught else None) or ABSENT,
-            (row.caught.level if row.caught else None) or ABSENT,
-            seconds(row.caught.wall_s if row.caught else None),
-            "" if row.fault == NOTHING or row.without is None else _later(row.without),
-            "failed" if row.problem else "yes",
-        )
-        for row in rows
-    ]
-    columns += [text_column("without that check", 2), text_column("as expected")]
-    print_table(columns, cells, title="planted faults", console=console)
-
-
-def _later(caught: Caught) -> str:
-    return "slips through" if caught.check is None else f"seen as {caught.check}"
+def _cells(row: Row) -> list[str]:
+    check = row.said[0][0]
+    if check not in CHECKS:
+        return [row.fault, "-", "-", "-", ""]
+    fault = faults().get(row.fault)
+    later = row.said[-1][0]
+    after = "found by --quick too" if fault is None or fault.case is None else f"seen as {later}" if later else "unseen"
+    return [row.fault, check, CHECKS[check].level, seconds(row.said[0][2]), after]
