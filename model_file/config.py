@@ -1,19 +1,17 @@
-"""What a file says about the architecture: read from GGUF metadata once, every problem collected, raised together."""
+"""The architecture that a file describes. All problems of its metadata are collected and raised as one error."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from gguf.constants import GGUFValueType
 
 from model_file.errors import InputError
-from model_file.gguf_file import GgufFile, Metadata
+from model_file.gguf_file import GgufFile
 from model_file.hash_constants import HashConstants
+from model_file.metadata import Keys, shortened
 
 ARCHITECTURE = "qwen4exp"
-_MOST = 1 << 24  # of anything that is counted: 64 times the longest context; lists of layers and rotary pairs are made
+_MOST_LAYERS = 4096  # of Flash-Next 48; each layer that a damaged number promises would be reported as missing
+_LAYER_KEYS = ("block_count", "nextn_predict_layers", "attention.recurrent_layers", "full_attention_interval")
 
 
 @dataclass(frozen=True)
@@ -87,63 +85,6 @@ class ModelConfig:
         return 2 * self.delta_key_heads * self.delta_width + self.delta_inner
 
 
-class _Keys:
-    """Typed access to `qwen4exp.*`. What is wrong is kept in `problems`, and a stand-in value lets reading go on."""
-
-    def __init__(self, path: str, metadata: Metadata) -> None:
-        self.path, self.metadata, self.problems = path, metadata, list[str]()
-
-    def problem(self, key: str, found: object, expected: str) -> None:
-        self.problems.append(f"{self.path}: {ARCHITECTURE}.{key}: found {found}, expected {expected}")
-
-    def integer(self, key: str, low: int = 1, default: int | None = None) -> int:
-        value = self._raw(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= _MOST:
-            if value is not None:
-                self.problem(key, _shorten(value), f"a whole number of at least {low} and at most {_MOST}")
-            return max(low, 1)
-        return value
-
-    def real(self, key: str, default: float | None = None) -> float:
-        value = self._raw(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            if value is not None:
-                self.problem(key, repr(value), "a finite number")
-            return 1.0
-        return float(value)
-
-    def integers(self, key: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        value = self._raw(f"{key}", default)
-        if isinstance(value, tuple):
-            return value
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "iub":
-            if value is not None:
-                self.problem(key, _shorten(value), "an array of whole numbers")
-            return ()
-        return tuple(int(number) for number in value)
-
-    def uint64s(self, key: str, count: int) -> tuple[int, ...]:
-        values = self.integers(key)
-        full = f"{ARCHITECTURE}.{key}"
-        if full not in self.metadata:
-            return values
-        element = self.metadata.type_of(full)[1]
-        if element is not GGUFValueType.UINT64:
-            stored = element.name if element else "a scalar"
-            self.problem(key, f"elements of {stored}", "UINT64: 32 bits cut the hash constants, convert again")
-        if len(values) != count:
-            self.problem(key, f"{len(values)} values", f"{count}")
-        return values
-
-    def _raw(self, key: str, default: Any) -> Any:
-        full = f"{ARCHITECTURE}.{key}"
-        if full not in self.metadata:
-            if default is None:
-                self.problem(key, "no such key", "the key: convert the model again with a current converter")
-            return default
-        return self.metadata[full]
-
-
 def config_from(model: GgufFile) -> ModelConfig:
     """The configuration of an open model.
 
@@ -156,11 +97,12 @@ def config_from(model: GgufFile) -> ModelConfig:
             f"{path}: general.architecture: found {model.architecture or 'none'!r}, expected {ARCHITECTURE!r}: "
             "this command runs the whole model; `plegate rows` checks the table alone, for other architectures too"
         )
-    keys = _Keys(path, model.metadata)
+    keys = Keys(model.metadata, f"{ARCHITECTURE}.")
+    general = Keys(model.metadata)
     linear, skipped = _layer_kinds(keys)
     ratios = keys.integers("attention.compress_ratios", default=())
     config = ModelConfig(
-        name=str(model.metadata.get("general.name", "")),
+        name=general.text("general.name", default=""),
         vocab=_vocabulary(keys, model),
         context=keys.integer("context_length"),
         width=keys.integer("embedding_length"),
@@ -192,60 +134,63 @@ def config_from(model: GgufFile) -> ModelConfig:
         ple=_ple(keys),
     )
     _check_relations(keys, config)
-    if keys.problems:
-        raise InputError("\n".join(keys.problems))
+    keys.problems += general.problems
+    keys.raise_problems()
     return config
 
 
-def _vocabulary(keys: _Keys, model: GgufFile) -> int:
-    if f"{ARCHITECTURE}.vocab_size" in keys.metadata:
+def _vocabulary(keys: Keys, model: GgufFile) -> int:
+    if keys.has("vocab_size"):
         return keys.integer("vocab_size")
-    if "tokenizer.ggml.tokens" in keys.metadata:
-        return keys.metadata.count_of("tokenizer.ggml.tokens")
+    tokens = "tokenizer.ggml.tokens"
+    if tokens in keys.metadata and keys.metadata.type_of(tokens)[1] is not None:
+        return keys.metadata.count_of(tokens)
     embedding = model.tensors.get("token_embd.weight")
     return embedding.shape[0] if embedding else keys.integer("vocab_size")
 
 
-def _layer_kinds(keys: _Keys) -> tuple[tuple[bool, ...], tuple[int, ...]]:
-    blocks = keys.integer("block_count")
+def _layer_kinds(keys: Keys) -> tuple[tuple[bool, ...], tuple[int, ...]]:
+    """Which trunk layers are delta nets, and the numbers of the blocks behind the trunk."""
+    blocks = keys.integer("block_count", high=_MOST_LAYERS)
     mtp = keys.integer("nextn_predict_layers", low=0, default=0)
     trunk = blocks - mtp
     if trunk < 1:
-        keys.problem("nextn_predict_layers", mtp, f"fewer than block_count {blocks}")
+        if keys.sound("block_count", "nextn_predict_layers"):
+            keys.problem("nextn_predict_layers", mtp, f"fewer than block_count {blocks}")
         trunk = 1
-    flags = keys.integers("attention.recurrent_layers", default=())
+    flags = keys.flags("attention.recurrent_layers", default=())
     if flags:
         if len(flags) < trunk:
             keys.problem("attention.recurrent_layers", f"{len(flags)} values", f"one for each of {trunk} layers")
-        linear = tuple(bool(flag) for flag in flags[:trunk]) + (True,) * (trunk - len(flags))
+        linear = flags[:trunk] + (True,) * (trunk - len(flags))
     else:
         interval = keys.integer("full_attention_interval", default=4)
         linear = tuple((layer + 1) % interval != 0 for layer in range(trunk))
     return linear, tuple(range(trunk, blocks))
 
 
-def _rope_divisor(keys: _Keys) -> float:
-    kind = str(keys.metadata.get(f"{ARCHITECTURE}.rope.scaling.type", "none"))
+def _rope_divisor(keys: Keys) -> float:
+    kind = keys.text("rope.scaling.type", default="none")
     factor = keys.real("rope.scaling.factor", default=0.0)
-    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+    if kind == "none" or (kind == "linear" and factor == 0):
         return 1.0
-    if kind == "linear" and factor > 0:
+    if kind == "linear":
         return factor
-    keys.problem(
-        "rope.scaling.type", f"{kind!r} with factor {factor}", "none or linear: other scaling is not supported yet"
-    )
+    if keys.sound("rope.scaling.type"):
+        expected = "none or linear: other scaling is not supported yet"
+        keys.problem("rope.scaling.type", f"{kind!r} with factor {factor}", expected)
     return 1.0
 
 
-def _ple(keys: _Keys) -> PleConfig:
+def _ple(keys: Keys) -> PleConfig:
     layers = keys.integers("ple.layers")
-    if f"{ARCHITECTURE}.ple.layers" in keys.metadata and len(layers) != 1:
+    if keys.sound("ple.layers") and len(layers) != 1:
         keys.problem("ple.layers", list(layers), "exactly one layer")
     order = keys.integer("ple.ngram_size", low=2)
     per_order = keys.integer("ple.heads_per_ngram")
-    heads = (order - 1) * per_order
+    heads = (order - 1) * per_order if keys.sound("ple.ngram_size", "ple.heads_per_ngram") else None
     hash_constants = HashConstants(
-        multipliers=keys.uint64s("ple.layer_multipliers", order),
+        multipliers=keys.uint64s("ple.layer_multipliers", order if keys.sound("ple.ngram_size") else None),
         sizes=keys.uint64s("ple.head_vocab_sizes", heads),
         offsets=keys.uint64s("ple.head_offsets", heads),
         heads_per_ngram=per_order,
@@ -261,75 +206,82 @@ def _ple(keys: _Keys) -> PleConfig:
     )
 
 
-def _check_relations(keys: _Keys, config: ModelConfig) -> None:
+def _check_relations(keys: Keys, config: ModelConfig) -> None:
     """What must hold between values that are each fine alone."""
 
-    def divides(small: int, large: int, key: str, of: str) -> None:
-        if small and large % small:
+    def divides(key: str, small: int, of: str, large: int) -> None:
+        if keys.sound(key, of) and large % small:
             keys.problem(key, small, f"a divisor of {of} = {large}")
 
-    def equals(key: str, expected: int, why: str) -> None:
-        found = keys.metadata.get(f"{ARCHITECTURE}.{key}", expected)
-        if not isinstance(found, int) or found != expected:
-            keys.problem(key, _shorten(found), f"{expected}, {why}")
+    def equals(key: str, expected: int, *others: str) -> None:
+        found = keys.integer(key, default=expected)
+        if keys.sound(key, *others) and found != expected:
+            keys.problem(key, found, f"{expected}, the {' * '.join(others)}")
 
-    divides(config.kv_heads, config.heads, "attention.head_count_kv", "attention.head_count")
-    divides(config.delta_key_heads, config.delta_value_heads, "ssm.group_count", "ssm.time_step_rank")
-    equals("ssm.inner_size", config.delta_inner, "ssm.time_step_rank * ssm.state_size")
-    equals("attention.value_length", config.head_width, "the attention.key_length")
-    if config.experts_used > config.experts:
+    divides("attention.head_count_kv", config.kv_heads, "attention.head_count", config.heads)
+    divides("ssm.group_count", config.delta_key_heads, "ssm.time_step_rank", config.delta_value_heads)
+    equals("ssm.inner_size", config.delta_inner, "ssm.time_step_rank", "ssm.state_size")
+    equals("attention.value_length", config.head_width, "attention.key_length")
+    if keys.sound("expert_used_count", "expert_count") and config.experts_used > config.experts:
         keys.problem("expert_used_count", config.experts_used, f"at most expert_count {config.experts}")
+    _check_rope(keys, config)
+    _check_ratios(keys, config)
+    _check_ple(keys, config)
+
+
+def _check_rope(keys: Keys, config: ModelConfig) -> None:
+    widths = ("attention.key_length", "attention.indexer.key_length")
+    if not keys.sound("rope.dimension_count", *widths):
+        return
     if config.rope_width % 2 or config.rope_width > min(config.head_width, config.indexer_width):
         keys.problem(
             "rope.dimension_count",
             config.rope_width,
             f"an even number up to the head width {config.head_width} and the indexer width {config.indexer_width}",
         )
-    _check_rope_sections(keys, config)
-    _check_ratios(keys, config)
-    _check_ple(keys, config)
-
-
-def _check_rope_sections(keys: _Keys, config: ModelConfig) -> None:
+    if config.rope_base == 0:
+        keys.problem("rope.freq_base", "0", "a number above 0")
     sections = keys.integers("rope.dimension_sections", default=())
-    if not sections:
-        return
     axes = (*sections, 0, 0, 0)[:3]
     unclaimed = [pair for pair in range(config.rope_width // 2) if pair >= 3 * axes[pair % 3]]
-    if unclaimed:
+    if sections and unclaimed:
         keys.problem(
             "rope.dimension_sections",
-            f"{list(sections)}, which leave rotary pairs {unclaimed} to no axis",
+            shortened(list(sections)) + f", which leave rotary pairs {shortened(unclaimed[:20])} to no axis",
             f"sections that claim all {config.rope_width // 2} pairs: engines read the unclaimed ones differently",
         )
 
 
-def _check_ratios(keys: _Keys, config: ModelConfig) -> None:
-    ratios = config.compress_ratios
+def _check_ratios(keys: Keys, config: ModelConfig) -> None:
+    ratios, key = config.compress_ratios, "attention.compress_ratios"
+    if not keys.sound(key, "attention.indexer.top_k", *_LAYER_KEYS):
+        return
     if len(ratios) < config.layers:
-        keys.problem("attention.compress_ratios", f"{len(ratios)} values", f"one for each of {config.layers} layers")
+        keys.problem(key, f"{len(ratios)} values", f"one for each of {config.layers} layers")
     for layer, ratio in enumerate(ratios):
         if ratio < 0 or (ratio and not config.linear_layers[layer] and config.top_k < ratio):
-            keys.problem("attention.compress_ratios", f"{ratio} for layer {layer}", f"0 to top_k = {config.top_k}")
+            keys.problem(key, f"{ratio} for layer {layer}", f"0 to top_k = {config.top_k}")
 
 
-def _check_ple(keys: _Keys, config: ModelConfig) -> None:
+def _check_ple(keys: Keys, config: ModelConfig) -> None:
     ple = config.ple
+    if not keys.sound("ple.layers", *_LAYER_KEYS):
+        return
     if ple.layer < 0 or ple.layer >= config.layers:
         keys.problem("ple.layers", ple.layer, f"a layer from 0 to {config.layers - 1}")
     elif not config.linear_layers[ple.layer]:
         linear = [layer for layer, is_linear in enumerate(config.linear_layers) if is_linear]
         keys.problem("ple.layers", f"{ple.layer}, an attention layer", f"a linear layer, one of {linear}")
-    if ple.heads * ple.row_width != config.width and ple.heads:
+    _check_rows(keys, config)
+
+
+def _check_rows(keys: Keys, config: ModelConfig) -> None:
+    ple, constants = config.ple, ("ple.head_vocab_sizes", "ple.head_offsets", "embedding_length_per_layer_input")
+    if keys.sound("embedding_length", *constants) and ple.heads * ple.row_width != config.width:
         keys.problem(
             "embedding_length_per_layer_input",
             ple.row_width,
             f"{config.width // ple.heads}: {ple.heads} heads of it make embedding_length {config.width}",
         )
-    if ple.hash.eos >= config.vocab:
+    if keys.sound("ple.eos_token_id", "vocab_size") and ple.hash.eos >= config.vocab:
         keys.problem("ple.eos_token_id", ple.hash.eos, f"a token below vocab_size {config.vocab}")
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

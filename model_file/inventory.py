@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from model_file.config import ModelConfig
 from model_file.errors import InputError
-from model_file.gguf_file import GgufFile, TensorInfo
+from model_file.gguf_file import GgufFile
+from model_file.shard import TensorInfo
 from model_file.tensors import TABLE, Tensor, as_stored, sizes, trunk_groups
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from model_file.config import ModelConfig
-from model_file.gguf_file import TensorInfo
+from model_file.shard import TensorInfo
 
 
 @dataclass(frozen=True)

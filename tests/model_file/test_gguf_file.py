@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -16,6 +19,8 @@ from model_file.errors import InputError
 from model_file.gguf_file import open_gguf
 from tests import gguf_edit
 from tests.conftest import FIXTURES, larger_fixture
+
+_V = gguf.GGUFValueType
 
 
 @pytest.mark.parametrize("name", ["tiny.gguf", "tiny-quant.gguf", "llama-arch.gguf"])
@@ -87,6 +92,71 @@ def test_split_under_another_name_is_refused(tiny_quant: Path, tmp_path: Path) -
     renamed = paths[1].rename(tmp_path / "mine.gguf")
     with pytest.raises(InputError, match=r"expected a name ending in -0000N-of-00004\.gguf"):
         open_gguf(renamed)
+
+
+def test_shards_in_order_open_under_any_names(tiny_quant: Path, tmp_path: Path) -> None:
+    whole = open_gguf(tiny_quant)
+    paths = gguf_edit.split(tiny_quant, tmp_path, "model", 3)
+    renamed = [path.rename(tmp_path / name) for path, name in zip(paths, ["b", "c.gguf", "a.part"], strict=True)]
+    with open_gguf(renamed) as model:
+        assert model.paths == tuple(renamed)
+        assert all(model.packed(name).tobytes() == whole.packed(name).tobytes() for name in whole.tensors)
+    with open_gguf([tiny_quant]) as model:
+        assert set(model.tensors) == set(whole.tensors)
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ([1, 0, 2], r"split\.no 1 of split\.count 3, expected 0 of 3: .*not in order"),
+        ([0, 1, 1], r"split\.no 1 of split\.count 3, expected 2 of 3"),
+        ([0, 1], r"split\.no 0 of split\.count 3, expected 0 of 2"),
+        ([], "no file named"),
+    ],
+)
+def test_shards_that_are_not_all_in_order_are_refused(
+    tiny_quant: Path, tmp_path: Path, order: list[int], said: str
+) -> None:
+    paths = gguf_edit.split(tiny_quant, tmp_path, "model", 3)
+    with pytest.raises(InputError, match=said):
+        open_gguf([paths[number] for number in order])
+
+
+def left_over(count: object, kind: gguf.GGUFValueType, tensors: int) -> Callable[[gguf_edit.Keys, object], None]:
+    def change(keys: gguf_edit.Keys, _: object) -> None:
+        keys["split.count"] = (count, kind, None)
+        keys["split.tensors.count"] = (tensors, gguf.GGUFValueType.INT32, None)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "tensors", "said"),
+    [
+        (4, _V.UINT16, 113, r"holds all 113 tensors.*left over.*gguf-set-metadata .* split\.count 0"),
+        (4, _V.UINT16, 300, r"expected a name ending in -0000N-of-00004\.gguf; this file holds 113 of 300 tensors"),
+        (4, _V.UINT16, 0, r"expected a name ending in -0000N-of-00004\.gguf: rename the shards"),
+        (True, _V.BOOL, 113, r"split\.count: found True, expected a whole number"),
+        ("4", _V.STRING, 113, r"split\.count: found '4', expected a whole number"),
+    ],
+)
+def test_a_single_file_with_a_left_over_split_count(
+    tiny: Path, tmp_path: Path, count: object, kind: gguf.GGUFValueType, tensors: int, said: str
+) -> None:
+    path = gguf_edit.edited(tiny, tmp_path / "whole.gguf", left_over(count, kind, tensors))
+    with pytest.raises(InputError, match=rf"whole\.gguf: .*{said}"):
+        open_gguf(path)
+
+
+def test_the_advice_for_a_left_over_split_count_works(tiny: Path, tmp_path: Path) -> None:
+    path = gguf_edit.edited(tiny, tmp_path / "whole.gguf", left_over(4, _V.UINT16, 113))
+    with pytest.raises(InputError) as raised:
+        open_gguf(path)
+    program, *arguments = str(raised.value).split("`")[1].split()
+    command = [Path(sys.executable).with_name(program), *arguments]
+    subprocess.run(command, check=True, capture_output=True, input=b"YES\n")
+    with open_gguf(path) as model:
+        assert len(model.tensors) == 113
 
 
 def test_every_truncation_is_refused(tiny: Path, tmp_path: Path) -> None:
