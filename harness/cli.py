@@ -1,6 +1,8 @@
 """The command line: `plegate COMMAND`. Every command is a module of its own; this file names them and maps errors.
 
-Exit codes: 0 good, 1 a difference was found, 2 bad input, 3 something that was asked for could not be run, 130 Ctrl-C.
+Exit codes: 0 good, 1 a difference was found, 2 bad input, 3 something that was asked for could not be run, 130 Ctrl-C,
+129 and 143 SIGHUP and SIGTERM. 1 is a command's own word (`typer.Exit(1)`): nothing else that ends a program with 1 (a
+library, a thread, an error) comes out as 1.
 Command modules import jax, matplotlib and tokenizers where they use them, so that `--help` and `inspect` are quick.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -20,7 +23,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from harness import supervise
+from harness import environment, supervise
 from harness.commands.advise import advise
 from harness.commands.bench import bench
 from harness.commands.gate import gate
@@ -34,12 +37,25 @@ from harness.commands.run import run
 from harness.commands.speed import speed
 from harness.commands.synth import synth
 from harness.commands.trend import trend
-from harness.errors import EXIT_BAD_INPUT, EXIT_CANNOT_RUN, EXIT_INTERRUPTED, EXIT_PIPE, CannotRun
+from harness.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_CANNOT_RUN,
+    EXIT_DIFFERENT,
+    EXIT_EQUAL,
+    EXIT_INTERRUPTED,
+    EXIT_PIPE,
+    CannotRun,
+)
+from harness.pages.tables import ANY_WIDTH, NARROWEST, printable
 from model_file.errors import InputError
 
 _INTERRUPTED = "stopped; results are written whole or not at all"
+_DEFECT = "this is a defect of plegate; PLEGATE_TRACEBACK=1 shows where"
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ONE_INTERRUPT_S = 0.4  # faster than a person types Ctrl-C twice
 _interrupted_at = -_ONE_INTERRUPT_S
+_ended_by = signal.SIGINT
+_failed_threads: list[str] = []
 _LOADED_WHOLE = ("jax", "jaxlib")  # nothing is half written while these are loaded
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "failed to map segment", "bad_alloc", "Cannot allocate memory")
 _PATH_IS_WRONG = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
@@ -60,6 +76,10 @@ class _ExitCodes(TyperGroup):
             raise _stop("cannot run", str(error), EXIT_CANNOT_RUN) from None
         except KeyboardInterrupt as error:
             raise typer.Exit(EXIT_INTERRUPTED) from error  # typer does the same while it parses, so `main` says it
+        except SystemExit as stop:  # a command ends by typer.Exit
+            if isinstance(stop.__context__, BrokenPipeError):  # rich's way
+                raise typer.Exit(EXIT_PIPE) from None
+            raise _stop("failed", f"a library called exit({stop.code!r}): {_DEFECT}", EXIT_CANNOT_RUN) from None
         except MemoryError as error:
             raise _stop_for_memory(error) from None
         except OSError as error:
@@ -69,9 +89,13 @@ class _ExitCodes(TyperGroup):
                 raise
             if any(words in str(error) for words in _OUT_OF_MEMORY):
                 raise _stop_for_memory(error) from None
-            found = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            advice = "this is a defect of plegate; PLEGATE_TRACEBACK=1 shows where"
-            raise _stop("failed", ": ".join([found, *supervise.limits(), advice]), EXIT_CANNOT_RUN) from None
+            if (platform := environment.platform_problem()) is not None:
+                raise _stop("cannot run", platform, EXIT_CANNOT_RUN) from None
+            raise _stop("failed", ": ".join([_shown(error), *supervise.limits(), _DEFECT]), EXIT_CANNOT_RUN) from None
+
+
+def _shown(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _stop_for_memory(error: Exception) -> typer.Exit:
@@ -96,8 +120,8 @@ def _stop(kind: str, message: str, code: int) -> typer.Exit:
     with suppress(OSError):  # nobody reads it
         if os.environ.get("PLEGATE_TRACEBACK"):
             traceback.print_exc()
-        for line in message.splitlines():
-            print(f"plegate: {kind}: {line}", file=sys.stderr)
+        for line in message.split("\n"):
+            print(f"plegate: {kind}: {printable(line)}", file=sys.stderr)
     return typer.Exit(code)
 
 
@@ -124,6 +148,9 @@ app = typer.Typer(
     ),
 )
 
+if (shutil.get_terminal_size((ANY_WIDTH, 1)).columns) < NARROWEST:
+    os.environ.setdefault("TERMINAL_WIDTH", "80")  # typer's: its frames would leave one letter a line
+
 for _command in (gate, rows, advise, inspect, run, logits, synth, bench, report, trend, speed):
     app.command()(strict(_command))
 app.add_typer(golden_app, name="golden")
@@ -132,37 +159,53 @@ app.add_typer(golden_app, name="golden")
 def main() -> None:
     """The `plegate` command in a process of its own."""
     sys.unraisablehook = _unraisable
+    threading.excepthook = _thread_failed
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what a terminal or a path's bytes cannot show stops nothing
             stream.reconfigure(errors="backslashreplace")
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    for number in _ENDS:
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):  # not where it is ignored
+            signal.signal(number, _interrupt)
+    for name in environment.set_aside():
+        print(f"plegate: note: {name} is not used: plegate sets what its engines need", file=sys.stderr)
     try:
         app()
     except SystemExit as stop:
-        # rich and typer both end with 1 when nobody reads what they print.
-        unread = isinstance(stop.__context__, BrokenPipeError)
-        code = EXIT_PIPE if unread else stop.code if isinstance(stop.code, int) else 0
-        if code == EXIT_INTERRUPTED:
-            _stop("interrupted", _INTERRUPTED, code)
-        _end(code)
+        _end(_meant(stop))
     except KeyboardInterrupt:  # before there was a command
-        _end(_stop("interrupted", _INTERRUPTED, EXIT_INTERRUPTED).exit_code)
+        _end(EXIT_INTERRUPTED)
+
+
+def _meant(stop: SystemExit) -> int:
+    """The exit code of a command that has ended. Its verdict comes as typer.Exit, which typer makes this of."""
+    if isinstance(stop.__context__, BrokenPipeError):
+        return EXIT_PIPE  # rich and typer both end with 1 when nobody reads what they print
+    if not isinstance(stop.code, int):
+        return EXIT_CANNOT_RUN if stop.code else 0
+    return stop.code if stop.code != EXIT_DIFFERENT or isinstance(stop.__context__, typer.Exit) else EXIT_CANNOT_RUN
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """Ctrl-C: KeyboardInterrupt, but not into jaxlib while it is loaded, which takes that badly (SIGSEGV).
+    """Ctrl-C, SIGTERM, SIGHUP: KeyboardInterrupt, but not while jaxlib is loaded, which takes that badly (SIGSEGV).
 
     Sent to the process group, it comes again from the parent (`supervise`), which must not stop the clean-up.
     """
-    global _interrupted_at
+    global _interrupted_at, _ended_by
     before, _interrupted_at = _interrupted_at, time.monotonic()
     if _interrupted_at - before < _ONE_INTERRUPT_S:
         return
+    _ended_by = signal.Signals(number)
     if any(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False) for name in _LOADED_WHOLE):
-        os.write(2, f"plegate: interrupted: {_INTERRUPTED}\n".encode())
-        os._exit(EXIT_INTERRUPTED)
+        _end(EXIT_INTERRUPTED)
     signal.default_int_handler(number, frame)
+
+
+def _thread_failed(failed: Any) -> None:
+    """An error that nobody catches in a thread: without it, Python goes on and ends as if all were well."""
+    if failed.exc_type is not SystemExit:
+        _failed_threads.append(f"{failed.thread.name if failed.thread else 'a thread'}: {_shown(failed.exc_value)}")
+        if os.environ.get("PLEGATE_TRACEBACK"):
+            threading.__excepthook__(failed)
 
 
 def _unraisable(unraisable: Any) -> None:
@@ -181,6 +224,12 @@ def _end(code: int) -> NoReturn:
     Everything that must be cleaned up was, by its `with`.
     """
     at_once = code in (EXIT_INTERRUPTED, EXIT_PIPE)
+    if code == EXIT_INTERRUPTED:
+        code = 128 + _ended_by
+        _stop("interrupted", _INTERRUPTED if code == EXIT_INTERRUPTED else f"by {_ended_by.name}: {_INTERRUPTED}", code)
+    elif code in (EXIT_EQUAL, EXIT_DIFFERENT) and _failed_threads:
+        message = f"{'; '.join(_failed_threads)}: nothing that was printed is a result: {_DEFECT}"
+        code = _stop("failed", message, EXIT_CANNOT_RUN).exit_code
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -5,12 +5,36 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+_KEPT = {"JAX_PLATFORMS", "JAX_TRACEBACK_FILTERING", "JAX_LOG_COMPILES", "JAX_NUM_CPU_DEVICES"}
+"""Variables of JAX that may come from outside; others change arithmetic, types or what may be compiled."""
 _PACKAGES = ("plegate", "numpy", "jax", "jaxlib", "gguf")
+
+
+def set_aside() -> list[str]:
+    """Take variables that engines must not follow out of the environment, before JAX is loaded. Gives their names."""
+    found = sorted(f"{name}={os.environ[name]}" for name in os.environ if name.startswith("JAX_") and name not in _KEPT)
+    for name in found:
+        del os.environ[name.partition("=")[0]]
+    return found
+
+
+def platform_problem() -> str | None:
+    """What is wrong with the JAX_PLATFORMS that was asked for; None where nothing is, or JAX was not loaded."""
+    asked, jax = os.environ.get("JAX_PLATFORMS"), sys.modules.get("jax")
+    if not asked or jax is None:
+        return None
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        found = " ".join(str(error).split()) or "no such device is here"
+        return f"JAX_PLATFORMS={asked}: {found}: run it without, or with JAX_PLATFORMS=cpu"
+    return None
 
 
 @cache

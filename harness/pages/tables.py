@@ -99,7 +99,9 @@ def print_table(
             _print_list(console, columns, rows)
             return
         kept.remove(min(optional, key=lambda index: columns[index].leave_out or 0))
-    console.print(table)
+    with console.capture() as drawn:
+        console.print(table)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in drawn.get().splitlines()))
     gone = [column.plain for index, column in enumerate(columns) if index not in kept]
     if gone:
         print_line(f"left out, the terminal is {console.width} wide: {', '.join(gone)}", console)

@@ -160,3 +160,150 @@ def test_help_is_quick_to_start() -> None:
     child = "import sys, harness.__main__, harness.cli; print({'jax', 'matplotlib', 'tokenizers'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout == "set()\n"
+
+
+def planted(body: str, *arguments: str, redirect: str = "") -> tuple[int, str, str]:
+    """Exit code, output and errors of `inspect`, started as people start it, with `describe` replaced by `body`."""
+    child = (
+        "import os, subprocess, sys, threading, time\n"
+        "from harness.__main__ import main\n"
+        "import harness.supervise as supervise\n"
+        "start = supervise.start\n"
+        "def started():\n    start()\n    import harness.inspection as inspection\n"
+        "    true = inspection.describe\n"
+        f"    def planted(file):\n        {body}\n        return true(file)\n"
+        "    inspection.describe = planted\n"
+        "supervise.start = started\n"
+        "main()\n"
+    )
+    command = [sys.executable, "-c", child, "inspect", str(TINY_QUANT), *arguments]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirect}', "sh", *command], capture_output=True, text=True, cwd=ROOT, timeout=60,
+        check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+NO_VERDICT = {
+    "library that calls exit": ("sys.exit(1)", "a library called exit(1)"),
+    "library that calls exit with words": ("sys.exit('no')", "a library called exit('no')"),
+    "library that calls exit quietly": ("sys.exit(0)", "a library called exit(0)"),
+    "library that reads arguments": ("import argparse; argparse.ArgumentParser().parse_args(['-x'])", "called exit(2)"),
+    "process that is ended from within": ("os._exit(1)", "ended the process with 1 before there was a result"),
+    "abort": ("os.abort()", "ended by SIGABRT"),
+    "typer's abort": ("import typer; raise typer.Abort", ""),
+    "error in a thread": (
+        "thread = threading.Thread(target=lambda: 1 // 0, name='reader'); thread.start(); thread.join()",
+        "reader: ZeroDivisionError: integer division or modulo by zero: nothing that was printed is a result",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NO_VERDICT)
+def test_what_is_no_verdict_never_ends_as_one(kind: str) -> None:
+    body, message = NO_VERDICT[kind]
+    code, _, errors = planted(body)
+    assert (code, message in errors, "Traceback" in errors) == (3, True, False), errors
+
+
+@pytest.mark.parametrize("kind", ["fork", "spawn", "forkserver"])
+def test_child_process_that_fails_gives_no_verdict(kind: str) -> None:
+    """What its parent makes of it is the parent's business; its own 1 goes no further."""
+    body = f"import multiprocessing as m; p = m.get_context({kind!r}).Process(target=os._exit, args=(1,)); p.start()"
+    code, _, errors = planted(f"{body}; p.join(); assert p.exitcode == 1")
+    assert code == 0, errors
+
+
+def test_wrong_usage_is_2_in_every_command() -> None:
+    from tests.harness.commands.test_outputs import all_commands
+
+    for name in all_commands():
+        for arguments in (["--no-such-option"], ["a", "b", "c"]):
+            done = CliRunner().invoke(app, [*name.split(), *arguments])
+            assert done.exit_code == 2, (name, done.output)
+
+
+OTHERS = [
+    ("XLA_FLAGS", "--xla_no_such_flag=1", 3, "XLA_FLAGS is '--xla_no_such_flag=1': an unknown or wrong flag ends"),
+    ("JAX_PLATFORMS", "cuda", 3, "cannot run: JAX_PLATFORMS=cuda: "),
+    ("JAX_ENABLE_X64", "1", 0, "note: JAX_ENABLE_X64=1 is not used"),
+    ("JAX_ENABLE_X64", "maybe", 0, "note: JAX_ENABLE_X64=maybe is not used"),
+    ("JAX_NUMPY_DTYPE_PROMOTION", "strict", 0, "note: JAX_NUMPY_DTYPE_PROMOTION=strict is not used"),
+    ("JAX_DISABLE_JIT", "1", 0, "note: JAX_DISABLE_JIT=1 is not used"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "code", "message"), OTHERS)
+def test_environment_of_others_is_no_difference(name: str, value: str, code: int, message: str, tmp_path: Path) -> None:
+    (tmp_path / "ids").write_text("5 6 7 8")
+    command = [*PLEGATE, "run", str(TINY_QUANT), "--tokens", str(tmp_path / "ids"), "-n", "2"]
+    done = subprocess.run(
+        command, env=os.environ | {name: value}, capture_output=True, text=True, cwd=ROOT, timeout=200, check=False
+    )
+    assert (done.returncode, message in done.stderr) == (code, True), done.stderr
+    assert "defect" not in done.stderr
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_whoever_ends_it_nothing_is_left(name: str, code: int, whole_group: bool, tmp_path: Path) -> None:
+    """Temporary files are removed and processes that were started are ended, as by Ctrl-C."""
+    body = (
+        "import harness.inspection, subprocess, sys, time\n"
+        "from harness.atomic import writing\n"
+        "class Ended:\n"
+        "    def __init__(self): self.child = subprocess.Popen(['sleep', '100'])\n"
+        "    def __enter__(self): return self.child\n"
+        "    def __exit__(self, *_): self.child.kill(); self.child.wait()\n"
+        "def describe(file):\n"
+        f"    with writing({str(tmp_path / 'result')!r}) as out, Ended() as child:\n"
+        "        out.write(b'half')\n"
+        "        print(child.pid, flush=True)\n"
+        "        time.sleep(50)\n"
+        "import harness.__main__, harness.supervise as supervise\n"
+        "start = supervise.start\n"
+        "def started():\n    start()\n    harness.inspection.describe = describe\n"
+        "supervise.start = started\n"
+        "harness.__main__.main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", body, "inspect", str(TINY_QUANT)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        started = int(process.stdout.readline())
+        assert [path.suffix for path in tmp_path.iterdir()] == [".part"]
+        (os.killpg if whole_group else os.kill)(process.pid, getattr(signal, name))
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors.count("\n")) == (code, 1), errors
+    assert errors.startswith("plegate: interrupted: ")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(started, 0)
+
+
+def test_sighup_that_is_ignored_stays_ignored() -> None:
+    """`nohup plegate ...`: the terminal goes, the work goes on."""
+    planted_here = (
+        "import os, signal, sys\n"
+        "{}\n"
+        "import harness.__main__ as start, harness.supervise as supervise\n"
+        "fork = supervise.start\n"
+        "def started():\n    fork()\n    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "supervise.start = started\n"
+        "start.main()\n"
+    )
+    for ignoring, code in (("", -signal.SIGHUP), ("signal.signal(signal.SIGHUP, signal.SIG_IGN)", 0)):
+        command = [sys.executable, "-c", planted_here.format(ignoring), "inspect", str(TINY_QUANT)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert (done.returncode, "table rows" in done.stdout) == (code, code == 0), done.stderr
+
+
+@pytest.mark.parametrize(("redirect", "where"), [(">&-", 1), (">&- <&-", 1), ("2>&-", 0), (">&- 2>&-", None)])
+def test_closed_output_loses_no_result(redirect: str, where: int | None, tmp_path: Path) -> None:
+    """A closed standard output: to standard error. And no file that is opened takes its place and is printed into."""
+    out = tmp_path / "out.json"
+    code, *printed = planted("pass", "--json", str(out), redirect=redirect)
+    assert code == 0
+    assert ["table rows" in text for text in printed] == [number == where for number in (0, 1)]
+    assert out.read_text().startswith('{\n  "schema"') and out.read_text().endswith("}\n")
