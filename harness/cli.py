@@ -71,7 +71,8 @@ class _ExitCodes(TyperGroup):
         try:
             return super().invoke(ctx)
         except InputError as error:
-            raise _stop("error", str(error), EXIT_BAD_INPUT) from None
+            code = getattr(error, "exit_code", EXIT_BAD_INPUT)  # a mode that cannot run here is one too
+            raise _stop("error" if code == EXIT_BAD_INPUT else "cannot run", str(error), code) from None
         except CannotRun as error:
             raise _stop("cannot run", str(error), EXIT_CANNOT_RUN) from None
         except KeyboardInterrupt as error:

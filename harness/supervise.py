@@ -19,6 +19,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 _CANNOT_RUN = 3  # as in harness.errors; nothing is imported here
+_INTERRUPTED = 130
+_FEW_THREADS = 1000  # jaxlib and OpenBLAS start some for each core
 _RESULTS = (0, 1)
 _BY_TERMINAL = (signal.SIGINT, signal.SIGQUIT)  # a terminal sends them to the child too
 _FORWARDED = {*_BY_TERMINAL, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT}
@@ -44,11 +46,15 @@ def start() -> None:
     parent = os.getpid()
     try:
         child = os.fork()
-    except OSError:
+    except OSError as error:
         child = -1
+        if not _threads():  # nothing that computes would start
+            _say([f"no process can be started: {error.strerror}", *limits()])
+            os._exit(_CANNOT_RUN)
     if child > 0:
         os.close(writing)
-        _end(_watch(child, watched), _concluded(reading), models, _memory_kills() > kills)
+        status, interrupted = _watch(child, watched)
+        _end(status, interrupted, _concluded(reading), models, _memory_kills() > kills)
     os.close(reading)
     if child == 0:
         die_with(parent)
@@ -73,14 +79,16 @@ def die_with(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def _watch(child: int, watched: set[signal.Signals]) -> int:
-    """Pass signals on to the child until it ends; its wait status."""
+def _watch(child: int, watched: set[signal.Signals]) -> tuple[int, bool]:
+    """Pass signals on to the child until it ends; its wait status, and whether somebody interrupted it."""
+    interrupted = False
     while True:
         came = signal.sigwaitinfo(watched)
+        interrupted |= came.si_signo == signal.SIGINT
         if came.si_signo == signal.SIGCHLD:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
-                return status
+                return status, interrupted
         elif came.si_signo not in _BY_TERMINAL or came.si_code <= 0:  # above 0: the kernel sent it, to the whole group
             os.kill(child, came.si_signo)
 
@@ -93,7 +101,7 @@ def _concluded(reading: int) -> int | None:
     return None
 
 
-def _end(status: int, concluded: int | None, models: dict[str, int], memory: bool) -> NoReturn:
+def _end(status: int, interrupted: bool, concluded: int | None, models: dict[str, int], memory: bool) -> NoReturn:
     """End as the child did; what no result and nobody's signal ended is named, with exit code 3."""
     if concluded is not None:
         os._exit(concluded)
@@ -106,6 +114,9 @@ def _end(status: int, concluded: int | None, models: dict[str, int], memory: boo
     code = os.WEXITSTATUS(status)
     if code in _RESULTS:
         _say([f"a library ended the process with {code} before there was a result; {_PRINTED}", *limits()])
+        os._exit(_CANNOT_RUN)
+    if code == _INTERRUPTED and not interrupted:
+        _say([f"nobody interrupted it but a library, as OpenBLAS does without threads; {_PRINTED}", *limits()])
         os._exit(_CANNOT_RUN)
     os._exit(code)
 
@@ -148,7 +159,10 @@ def limits() -> list[str]:
     """What was set from outside and makes libraries fail, each with what to do; empty where nothing was."""
     import resource
 
-    found = []
+    found = [] if _threads() else ["no thread can be started: raise `ulimit -u`, or the limit of the container"]
+    threads = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if 0 <= threads < _FEW_THREADS:
+        found.append(f"its user may have {threads:,} processes and threads (`ulimit -u`): raise the limit")
     for name, option in (("AS", "v"), ("DATA", "d")):
         limit = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
         if limit != resource.RLIM_INFINITY:
@@ -156,6 +170,17 @@ def limits() -> list[str]:
     if flags := os.environ.get("XLA_FLAGS"):
         found.append(f"XLA_FLAGS is {flags!r}: an unknown or wrong flag ends the process; run it without")
     return found
+
+
+def _threads() -> bool:
+    """Whether a thread can be started."""
+    import _thread
+
+    try:
+        _thread.start_new_thread(int, ())
+    except RuntimeError:
+        return False
+    return True
 
 
 def _named_models(arguments: list[str]) -> list[str]:

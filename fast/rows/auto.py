@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fast.rows import syscalls
 from fast.rows.counters import GatherCounters
 from fast.rows.mapped import MADV_RANDOM, TableMapping
-from fast.rows.reader import PackedRows, RowReader
+from fast.rows.reader import ModeUnavailable, PackedRows, RowReader
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table
 from fast.rows.uring import UringReader
@@ -59,15 +59,20 @@ class AutoReader(RowReader):
 
     @property
     def fallback_reason(self) -> str | None:
-        """Why something else takes the ring's place."""
-        return self._reads.fallback_reason if self._reads else None
+        """Why something else takes the ring's place, or why there is no mapping."""
+        return "; ".join(filter(None, [self._reason, self._reads.fallback_reason if self._reads else None])) or None
 
     def _open(self) -> None:
-        self._mapping = TableMapping(self.table, MADV_RANDOM)
+        try:
+            self._mapping = TableMapping(self.table, MADV_RANDOM)
+        except ModeUnavailable as reason:
+            self._reason = f"{reason}; every row is read, none is taken from a mapping"
         self._reads = UringReader(self.table, self.settings)
 
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
-        assert self._mapping is not None
+        if self._mapping is None:
+            self._by_reads(ids, out, counters)
+            return
         self._mapping.check_size()
         if ids.size <= self.settings.inline_rows:
             self._read_small(ids, out, counters)

@@ -155,11 +155,17 @@ class Meter:
                 self._io = -1
         if self._io < 0:
             return None
-        return int(os.pread(self._io, 512, 0).split(b"\nread_bytes: ", 1)[1].split(b"\n", 1)[0])
+        try:
+            return int(os.pread(self._io, 512, 0).split(b"\nread_bytes: ", 1)[1].split(b"\n", 1)[0])
+        except OSError:
+            return None
 
     def start(self) -> None:
         """Remember where the counters stand."""
-        process, thread = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(_RUSAGE_THREAD)
+        try:
+            process, thread = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(_RUSAGE_THREAD)
+        except OSError as error:
+            raise OSError(error.errno, f"getrusage, which counts page faults: {error.strerror}") from None
         self._process = (process.ru_minflt, process.ru_majflt)
         self._thread = (thread.ru_minflt, thread.ru_majflt)
         self._device = self._device_bytes()

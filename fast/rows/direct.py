@@ -11,6 +11,8 @@ read in flight for each worker, and slices are small; that reaches a third of th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fast.rows import syscalls
 from fast.rows.buffered import read_buffered
 from fast.rows.counters import GatherCounters
@@ -36,6 +38,7 @@ class ReadPool:
         self._threads = Workers(settings.workers)
         self._contexts = SHARED if settings.syscall is syscalls.call else ContextPool(settings.syscall)
         self.refused: str | None = None
+        self.threads_refused: str | None = None
         context = self._context()  # the probe
         if context is not None:
             self._contexts.give_back(context)
@@ -47,7 +50,7 @@ class ReadPool:
         size = self._slice_reads
         if self.refused is not None:
             size = min(size, -(-reads.count // (self.workers * _PREAD_SLICES_PER_WORKER)))
-        parts = self._threads.run(
+        parts = self._all(
             -(-reads.count // size),
             lambda part: self._slice(reads.subset(slice(part * size, (part + 1) * size)), nowait_first),
         )
@@ -56,6 +59,15 @@ class ReadPool:
             bytes_asked=sum(part.bytes_asked for part in parts),
             service_s=sum(part.service_s for part in parts),
         )
+
+    def _all(self, count: int, work: Callable[[int], ReadStats]) -> list[ReadStats]:
+        """Every part, by the workers; by this thread where none can be started."""
+        if self.threads_refused is None:
+            try:
+                return self._threads.run(count, work)
+            except RuntimeError as error:  # Python's word for a refused clone(2)
+                self.threads_refused = f"no thread can be started ({error}); one thread reads slice after slice"
+        return [work(part) for part in range(count)]
 
     def _slice(self, reads: Reads, nowait_first: bool) -> ReadStats:
         context = self._context()
@@ -104,8 +116,9 @@ class DirectReader(RowReader):
         self._note_refusal()
 
     def _note_refusal(self) -> None:
-        if self._pool and self._pool.refused:
-            self._reason = f"{self._pool.refused}; workers call pread one read after the other"
+        assert self._files is not None and self._pool is not None
+        pread = f"{self._pool.refused}; workers call pread one read after the other" if self._pool.refused else None
+        self._reason = "; ".join(filter(None, [self._files.refused, self._pool.threads_refused, pread])) or None
 
     def _close(self) -> None:
         if self._pool:

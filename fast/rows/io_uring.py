@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import syscalls
-from fast.rows.reader import ModeUnavailable
+from fast.rows.reader import REFUSED, ModeUnavailable
 from fast.rows.reads import MAX_ROUNDS, Reads, ReadStats, unfinished
 
 SQE = np.dtype(
@@ -107,6 +107,8 @@ class Ring:
     def _check_operations(self) -> None:
         probe = np.zeros(16 + 8 * 64, np.uint8)
         result = self._call("io_uring_register", self._fd, _REGISTER_PROBE, syscalls.address_of(probe), 64)
+        if -result in REFUSED:
+            raise ModeUnavailable(f"io_uring_register is forbidden here: {syscalls.explain(result)}")
         if result < 0 or probe[0] < _OP_READ or not probe[16 + 8 * _OP_READ + 2] & 1:
             raise ModeUnavailable("this kernel's io_uring has no read operation (it came with Linux 5.6)")
 
@@ -119,10 +121,12 @@ class Ring:
         sq, cq = p["sq"], p["cq"]
         size = max(int(sq["array"]) + 4 * self.entries, int(cq["cqes"]) + CQE.itemsize * cq_entries)
         flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        self._rings = mmap.mmap(self._fd, size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
-        self._entries_map = mmap.mmap(
-            self._fd, SQE.itemsize * self.entries, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=_OFF_SQES
-        )
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        try:
+            self._rings = mmap.mmap(self._fd, size, flags, access)
+            self._entries_map = mmap.mmap(self._fd, SQE.itemsize * self.entries, flags, access, offset=_OFF_SQES)
+        except OSError as error:
+            raise ModeUnavailable(f"the ring cannot be mapped: mmap: {error.strerror}") from error
 
         def word(offset: Any) -> npt.NDArray[np.uint32]:
             return np.frombuffer(self._rings, np.uint32, 1, int(offset))

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import syscalls
-from fast.rows.reader import ModeUnavailable
+from fast.rows.reader import REFUSED, ModeUnavailable
 from fast.rows.reads import MAX_ROUNDS, Reads, ReadStats, unfinished
 
 IOCB = np.dtype(
@@ -126,7 +126,7 @@ class KernelAio:
                     self._collect(flying, results, stats)
                     flying = 0
                 continue
-            if -taken in (errno.ENOSYS, errno.EPERM):
+            if -taken in REFUSED:
                 raise ModeUnavailable(f"kernel AIO is not available: io_submit: {syscalls.explain(taken)}")
             if flags and -taken in (errno.EOPNOTSUPP, errno.EINVAL):
                 self._nowait = False  # this file system cannot say "not cached": every read waits
@@ -143,6 +143,8 @@ class KernelAio:
             stats.calls += 1
             if got == -errno.EINTR:
                 continue
+            if -got in REFUSED:
+                raise ModeUnavailable(f"kernel AIO is not available: io_getevents: {syscalls.explain(got)}")
             if got < 0:
                 raise OSError(-got, f"io_getevents: {os.strerror(-got)}")
             if got > flying:
@@ -156,8 +158,8 @@ class KernelAio:
         owner, self._owner = self._owner, None
         context, self._context = self._context, 0
         try:
-            if context and self.pid == os.getpid():
-                self._call("io_destroy", context)
+            if context and self.pid == os.getpid() and self._call("io_destroy", context) < 0 and owner is not None:
+                _parked.append(owner)  # nobody has waited for what is in flight
         except BaseException:  # another interrupt, before the call or after it: nobody knows
             if owner is not None:
                 _parked.append(owner)

@@ -19,11 +19,12 @@ import numpy.typing as npt
 
 from fast.rows import syscalls
 from fast.rows.counters import GatherCounters
-from fast.rows.reader import PackedRows, RowReader
+from fast.rows.reader import PackedRows, RowReader, unless_refused
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Segment, Table, check_file_holds, open_read_only
 
 MADV_NORMAL, MADV_RANDOM, MADV_SEQUENTIAL, MADV_WILLNEED, MADV_DONTNEED = 0, 1, 2, 3, 4
+_NAMES = {MADV_RANDOM: "MADV_RANDOM", MADV_SEQUENTIAL: "MADV_SEQUENTIAL"}
 
 
 class SegmentMapping:
@@ -37,9 +38,11 @@ class SegmentMapping:
             self.start_bytes = segment.offset_bytes // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
             end = segment.offset_bytes + segment.rows * table.row_bytes
             check_file_holds(table, segment, os.fstat(self.fd).st_size)
-            self.map = mmap.mmap(self.fd, end - self.start_bytes, prot=mmap.PROT_READ, offset=self.start_bytes)
+            with unless_refused("mmap", segment.path):
+                self.map = mmap.mmap(self.fd, end - self.start_bytes, prot=mmap.PROT_READ, offset=self.start_bytes)
             if syscalls.LINUX and advice != MADV_NORMAL:
-                self.map.madvise(advice)
+                with unless_refused(f"madvise({_NAMES[advice]})", segment.path):
+                    self.map.madvise(advice)
             bytes_ = np.frombuffer(self.map, np.uint8)
             self.address = syscalls.address_of(bytes_)
             delta = segment.offset_bytes - self.start_bytes

@@ -37,15 +37,16 @@ class Adviser:
         self._finalizer: weakref.finalize[..., Adviser] | None = None
         self._pid = 0
         self.method = "process_madvise" if syscalls.LINUX else "none"
+        self.refused: str | None = None
 
     def willneed(self, addresses: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> int:
         """Advise every range; returns the number of system calls. Addresses are page-aligned and mapped.
 
-        Raises: ModeUnavailable when neither call takes advice.
+        `refused` says why there is a call for each range. Raises: ModeUnavailable when neither call takes advice.
         """
         if self.method == "process_madvise":
             calls = self._batched(addresses, lengths)
-            if calls is not None:
+            if calls >= 0:
                 return calls
             self.method = "madvise"
         if self.method == "madvise":
@@ -56,14 +57,14 @@ class Adviser:
             return int(addresses.size)
         return 0
 
-    def _batched(self, addresses: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> int | None:
-        """Up to 1024 ranges a call; None when the kernel or a container refuses the call."""
+    def _batched(self, addresses: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> int:
+        """Up to 1024 ranges a call; -1 when the kernel or a container refuses the call."""
         if self._pidfd < 0 or self._pid != os.getpid():
             self.close()
             self._pid = os.getpid()
             self._pidfd = self._call("pidfd_open", self._pid, 0)
             if self._pidfd < 0:
-                return None
+                return self._refuse("pidfd_open", self._pidfd)
             self._finalizer = weakref.finalize(self, os.close, self._pidfd)
         vectors = np.empty(addresses.size, IOVEC)
         vectors["base"], vectors["length"] = addresses, lengths
@@ -75,13 +76,17 @@ class Adviser:
             calls += 1
             if result < 0:
                 if -result not in _OF_ONE_RANGE:
-                    return None
+                    return self._refuse("process_madvise", result)
                 at += 1
                 continue
             # A partial success counts bytes: whole ranges done are those whose running sum fits into it.
             done = int(np.searchsorted(np.cumsum(lengths[at : at + count]), result, side="right"))
             at += max(done, 1)
         return calls
+
+    def _refuse(self, call: str, code: int) -> int:
+        self.refused = f"{call}: {syscalls.explain(code)}; madvise takes one range a call"
+        return -1
 
     def close(self) -> None:
         """Release the descriptor that stands for this process."""
@@ -161,6 +166,7 @@ class PrefetchReader(MappedReader):
         started = perf_counter()
         plan.fill_repeats(out)
         counters.copy_s += perf_counter() - started
+        self._reason = self._adviser.refused
 
     def _copy(self, plan: GatherPlan, start: int, stop: int, out: PackedRows) -> None:
         """Copy unique rows [start, stop) to their places in the batch."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -14,12 +18,14 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from fast.rows import syscalls
 from fast.rows.counters import GatherCounters, Meter
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table, check_ids
 from model_file.errors import InputError
 
 PackedRows = npt.NDArray[np.uint8]
+REFUSED = (errno.EPERM, errno.ENOSYS)
 PRELOAD_ROWS = 65_536  # rows a preload reads at a time, so that it needs a bounded scratch buffer
 
 
@@ -29,6 +35,22 @@ class ModeUnavailable(Exception):
 
 class ModeCannotRun(InputError):
     """A mode that this machine cannot run, where no other mode stands in for it; the message is for people."""
+
+    exit_code = 3  # the input is good: something that was asked for could not be run
+
+
+@contextmanager
+def unless_refused(call: str, path: Path) -> Iterator[None]:
+    """A call that is forbidden here, as by a container's seccomp profile, stops the mode and nothing else.
+
+    Raises: ModeUnavailable in place of its OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        raise ModeUnavailable(f"{call} of {path.name}: {syscalls.explain(-error.errno)}") from error
 
 
 class FallbackNotice(UserWarning):
@@ -197,7 +219,12 @@ class RowReader(ABC):
         """Continue in the fallback mode and say so once."""
         if self.fallback is None:
             raise ModeCannotRun(f"{self.table.segments[0].path}: mode {self.mode} cannot run: {reason}")
-        delegate = self.fallback(self.table, self.settings)
+        try:
+            delegate = self.fallback(self.table, self.settings)
+        except ModeCannotRun as error:
+            instead = str(error).partition(": ")[2]
+            found = f"mode {self.mode} cannot run: {reason}; what stands in for it: {instead}"
+            raise ModeCannotRun(f"{self.table.segments[0].path}: {found}") from None
         self._reason = reason  # before the delegate: a child forked in between falls back again, and knows why
         self._delegate = delegate
         notice = f"row mode {self.mode} continues as {self.effective_mode}: {self.fallback_reason}"

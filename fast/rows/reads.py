@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fast.rows.reader import REFUSED, ModeUnavailable
 from model_file.errors import InputError
 
 _AGAIN = (-errno.EAGAIN, -errno.EINTR)
@@ -103,6 +104,9 @@ def unfinished(reads: Reads, results: npt.NDArray[np.int64]) -> Reads | None:
         )
     rest = reads.subset(index)
     done = np.maximum(got, 0)
+    if rest.needed is not None:  # an aligned window goes on where it is aligned
+        places = rest.offsets | rest.lengths
+        done -= done % (places & -places)
     rest.offsets = rest.offsets + done
     rest.addresses = rest.addresses + done
     rest.lengths = rest.lengths - done
@@ -131,15 +135,25 @@ class PreadLoop:
         started = perf_counter()
         stats = ReadStats()
         left: Reads | None = reads
+        rounds = 0
         while left is not None:
             results = np.empty(left.count, np.int64)
             lengths = np.broadcast_to(left.lengths, left.count)
             for i in range(left.count):
                 buffer = (ctypes.c_char * int(lengths[i])).from_address(int(left.addresses[i]))
-                results[i] = os.preadv(_file_of(left, i), [buffer], int(left.offsets[i]))
+                try:
+                    results[i] = os.preadv(_file_of(left, i), [buffer], int(left.offsets[i]))
+                except OSError as error:
+                    if error.errno in REFUSED:
+                        raise ModeUnavailable(f"preadv: {error.strerror}") from error
+                    results[i] = -(error.errno or errno.EIO)
             stats.calls += left.count
             stats.bytes_asked += left.total_bytes
+            before = left.total_bytes
             left = unfinished(left, results)
+            rounds = rounds + 1 if left is not None and left.total_bytes == before else 0
+            if rounds > MAX_ROUNDS:
+                raise OSError(errno.EAGAIN, "preadv: reads make no progress")
         stats.service_s = perf_counter() - started
         return stats
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 
 from fast.rows.counters import GatherCounters
-from fast.rows.reader import ModeCannotRun, PackedRows, RowReader
+from fast.rows.reader import ModeCannotRun, PackedRows, RowReader, unless_refused
 from fast.rows.settings import RowSettings
-from fast.rows.table import Ids, Table, check_file_holds, open_read_only
+from fast.rows.table import Ids, Segment, Table, check_file_holds, open_read_only
 from model_file.errors import InputError
 
 _PORTION_BYTES = 64 << 20  # per readinto, so that Ctrl-C is answered while a large table loads
@@ -41,7 +42,7 @@ class ResidentReader(RowReader):
                 check_file_holds(self.table, segment, os.fstat(fd).st_size)
                 done = 0
                 while done < part.size:
-                    got = os.preadv(fd, [part[done : done + _PORTION_BYTES].data], segment.offset_bytes + done)
+                    got = self._portion(segment, fd, part, done)
                     if not got:
                         check_file_holds(self.table, segment, os.fstat(fd).st_size)
                         raise InputError(
@@ -51,6 +52,15 @@ class ResidentReader(RowReader):
             finally:
                 os.close(fd)
         self._rows = rows
+
+    def _portion(self, segment: Segment, fd: int, part: npt.NDArray[np.uint8], done: int) -> int:
+        """Read the next bytes of a segment; how many came."""
+        offset = segment.offset_bytes + done
+        with unless_refused("preadv", segment.path):
+            try:
+                return os.preadv(fd, [part[done : done + _PORTION_BYTES].data], offset)
+            except OSError as error:
+                raise OSError(error.errno, f"{error.strerror} reading at byte {offset}", str(segment.path)) from None
 
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         assert self._rows is not None

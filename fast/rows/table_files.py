@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows import syscalls
-from fast.rows.reader import ModeUnavailable
+from fast.rows.reader import REFUSED, ModeUnavailable, unless_refused
 from fast.rows.table import Ids, Table, check_file_holds, open_read_only
 
 _STATX_DIOALIGN = 0x2000
@@ -21,6 +21,8 @@ _AT_EMPTY_PATH = 0x1000
 class TableFiles:
     """One descriptor per segment. `align_bytes` is what offsets, lengths and memory must be multiples of (1: anything).
 
+    `refused` says which advice was not taken; reads give the same bytes without it.
+
     Raises: ModeUnavailable when `direct` is asked for and the file system refuses O_DIRECT; InputError for a short
     file.
     """
@@ -28,6 +30,7 @@ class TableFiles:
     def __init__(self, table: Table, random: bool = False, direct: bool = False) -> None:
         self.table = table
         self.align_bytes = 1
+        self.refused: str | None = None
         self._descriptors: list[int] = []
         flags = getattr(os, "O_DIRECT", 0) if direct else 0
         if direct and not flags:
@@ -37,7 +40,7 @@ class TableFiles:
                 try:
                     fd = open_read_only(segment.path, flags)
                 except OSError as error:
-                    if direct and error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                    if direct and error.errno in (errno.EINVAL, errno.EOPNOTSUPP, *REFUSED):
                         raise ModeUnavailable(
                             f"{segment.path}: the file system refuses O_DIRECT at open: {error.strerror}"
                         ) from error
@@ -47,11 +50,18 @@ class TableFiles:
                 if direct:
                     self.align_bytes = max(self.align_bytes, direct_alignment(segment.path, fd))
                 elif random and hasattr(os, "posix_fadvise"):
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+                    self._advise_random(segment.path, fd)
         except BaseException:
             self.close()
             raise
         self._array = np.array(self._descriptors, np.int32)
+
+    def _advise_random(self, path: Path, fd: int) -> None:
+        try:
+            with unless_refused("posix_fadvise(POSIX_FADV_RANDOM)", path):
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        except ModeUnavailable as error:
+            self.refused = f"{error}; the kernel may read more around each row than it needs"
 
     def of_rows(self, ids: Ids) -> npt.NDArray[np.int32] | int:
         """Descriptor of each row: one number when there is one segment."""

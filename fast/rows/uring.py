@@ -56,6 +56,7 @@ class UringReader(RowReader):
         self._rings = ThreadRings(self.settings)
         self._rings.ring()  # the probe: refused here means refused for good
         self._files = TableFiles(self.table, random=True)
+        self._reason = self._files.refused
 
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         assert self._files is not None and self._rings is not None
