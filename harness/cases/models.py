@@ -39,7 +39,8 @@ def provenance(name: str) -> dict[str, object]:
         return {"name": name, "made": f"tiny.gguf with zeros in {TIED}"}
     if name.startswith("tiny"):
         return {"name": name, "made": f"tests/fixtures/{name}.gguf"}
-    from harness.synth.recipe import RECIPE_VERSION, make_recipe
+    from harness.synth.keys import RECIPE_VERSION
+    from harness.synth.recipe import make_recipe
 
     recipe = make_recipe(name)
     return {"name": name, "made": f"plegate synth {name}", "seed": recipe.seed, "recipe_version": RECIPE_VERSION}

@@ -1,7 +1,6 @@
-"""A small GGUF v3 writer: typed metadata, tensors streamed in order, the file whole or not there.
+"""Writing GGUF files: the header by the `gguf` package, tensors streamed in order, the file whole or not there.
 
-Own code because the bytes of a made model must depend on no library's version. Layout: magic, version, two counts,
-the metadata, the tensor list, padding to the alignment, then each tensor's data padded to the alignment.
+The package writes tensors too, but wants each in memory and writes to the final path; a table of 27 GiB fits neither.
 """
 
 from __future__ import annotations
@@ -9,28 +8,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-import struct
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+from gguf import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from harness.atomic import writing
 from harness.synth.bits import Bytes
 from model_file.errors import InputError
 
-ALIGNMENT = 32
-_SCALAR_FORMATS = {
-    GGUFValueType.UINT32: "<I",
-    GGUFValueType.INT32: "<i",
-    GGUFValueType.UINT64: "<Q",
-    GGUFValueType.FLOAT32: "<f",
-    GGUFValueType.BOOL: "<?",
-}
 _FREE_MARGIN_BYTES = 64 << 20  # the file system's own needs; a disk filled to the last byte hurts everybody
 
 
@@ -63,45 +54,30 @@ class PlannedTensor:
         return int(np.prod(self.shape, dtype=np.int64)) // block * block_bytes
 
 
-def _string(text: str) -> bytes:
-    encoded = text.encode("utf-8")
-    return struct.pack("<Q", len(encoded)) + encoded
+def header(entries: Sequence[Entry], tensors: Sequence[PlannedTensor]) -> bytes:
+    """Everything before the first tensor's data, padded to the alignment."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "header"
+        writer = GGUFWriter(path, str(entries[0].value))  # which writes the first entry, the architecture, itself
+        for entry in entries[1:]:
+            writer.add_key_value(entry.key, entry.value, entry.kind, entry.items)
+        for each in tensors:
+            writer.add_tensor_info(each.name, each.shape, np.dtype(np.float32), each.size_bytes, each.kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+        content = path.read_bytes()
+    return content.ljust(_padded(len(content)), b"\0")
 
 
-def _value(kind: GGUFValueType, value: Any) -> bytes:
-    return _string(value) if kind == GGUFValueType.STRING else struct.pack(_SCALAR_FORMATS[kind], value)
-
-
-def _entry(entry: Entry) -> bytes:
-    head = _string(entry.key) + struct.pack("<I", entry.kind)
-    if entry.items is None:
-        return head + _value(entry.kind, entry.value)
-    head += struct.pack("<IQ", entry.items, len(entry.value))
-    if entry.items == GGUFValueType.STRING:
-        return head + b"".join(map(_string, entry.value))
-    return head + struct.pack(f"<{len(entry.value)}{_SCALAR_FORMATS[entry.items][1]}", *entry.value)
+def file_bytes(head: bytes, tensors: Sequence[PlannedTensor]) -> int:
+    """Size of the file that `write_gguf` makes of these."""
+    return len(head) + sum(_padded(tensor.size_bytes) for tensor in tensors)
 
 
 def _padded(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def header(entries: Sequence[Entry], tensors: Sequence[PlannedTensor]) -> bytes:
-    """Everything before the first tensor's data, padded to the alignment."""
-    parts = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(entries)), *map(_entry, entries)]
-    offset_bytes = 0
-    for tensor in tensors:
-        dims = tensor.shape[::-1]
-        parts.append(_string(tensor.name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims))
-        parts.append(struct.pack("<IQ", tensor.kind, offset_bytes))
-        offset_bytes += _padded(tensor.size_bytes)
-    joined = b"".join(parts)
-    return joined.ljust(_padded(len(joined)), b"\0")
-
-
-def file_bytes(entries: Sequence[Entry], tensors: Sequence[PlannedTensor]) -> int:
-    """Size of the file that `write_gguf` makes of these."""
-    return len(header(entries, tensors)) + sum(_padded(tensor.size_bytes) for tensor in tensors)
+    return GGUFWriter.ggml_pad(size_bytes, GGUF_DEFAULT_ALIGNMENT)
 
 
 def check_space(path: Path, needed_bytes: int, instead: str) -> None:
@@ -120,7 +96,7 @@ def check_space(path: Path, needed_bytes: int, instead: str) -> None:
 
 def write_gguf(
     path: Path,
-    entries: Sequence[Entry],
+    head: bytes,
     tensors: Sequence[PlannedTensor],
     *,
     force: bool = False,
@@ -136,12 +112,12 @@ def write_gguf(
         raise InputError(f"{path}: is a folder, expected the name of a file to write; {instead}")
     if path.exists() and not force:
         raise InputError(f"{path}: exists already, nothing was written; add --force to replace it, or {instead}")
-    check_space(path, file_bytes(entries, tensors), instead)
+    check_space(path, file_bytes(head, tensors), instead)
     digest = hashlib.sha256()
     try:
         with (
             writing(path, over_model=True) as file,
-            contextlib.closing(_ahead(pieces(entries, tensors))) as ready,
+            contextlib.closing(_ahead(pieces(head, tensors))) as ready,
         ):
             for piece in ready:
                 view = piece.data
@@ -153,9 +129,9 @@ def write_gguf(
     return digest.hexdigest()
 
 
-def pieces(entries: Sequence[Entry], tensors: Sequence[PlannedTensor]) -> Iterator[Bytes]:
+def pieces(head: bytes, tensors: Sequence[PlannedTensor]) -> Iterator[Bytes]:
     """The bytes of the whole file, in order."""
-    yield np.frombuffer(header(entries, tensors), dtype=np.uint8)
+    yield np.frombuffer(head, dtype=np.uint8)
     for tensor in tensors:
         written_bytes = 0
         for piece in tensor.blocks():

@@ -14,7 +14,8 @@ from harness.atomic import write_json
 from harness.errors import CannotRun
 from harness.synth.digests import RECORDED
 from harness.synth.gguf_writer import check_space, write_gguf
-from harness.synth.recipe import RECIPE_VERSION, Recipe, make_recipe
+from harness.synth.keys import RECIPE_VERSION
+from harness.synth.recipe import Recipe, make_recipe
 from model_file.errors import InputError
 
 _READ_BYTES = 4 << 20
@@ -33,7 +34,7 @@ def make_model(
 
     Raises: InputError as `write_gguf`.
     """
-    return write_gguf(path, recipe.entries(), recipe.tensors(), force=force, instead=instead, on_bytes=on_bytes)
+    return write_gguf(path, recipe.header, recipe.tensors, force=force, instead=instead, on_bytes=on_bytes)
 
 
 def cache_folder(chosen: Path | None = None) -> Path:

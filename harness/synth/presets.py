@@ -1,72 +1,31 @@
-"""The shapes of the models that `plegate synth` makes."""
+"""The models that `plegate synth` makes: architectures, vocabularies and default tables."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import numpy as np
 from gguf import GGMLQuantizationType
 
+from model_file.config import ModelConfig, PleConfig
+from model_file.errors import InputError
+from model_file.hash_constants import CHECKPOINT_SEED, HashConstants, checkpoint_multipliers, offsets_of, prime_sizes
 
-@dataclass(frozen=True)
-class Dimensions:
-    """A model's architecture, in the field's own words. Every one is needed."""
-
-    blocks: int
-    width: int
-    context: int
-    query_heads: int
-    kv_heads: int
-    head_width: int
-    rotated: int
-    rope_sections: tuple[int, int, int, int]
-    conv_kernel: int
-    state_width: int
-    key_heads: int
-    value_heads: int
-    attention_interval: int
-    streams: int
-    low_rank: int
-    experts: int
-    experts_used: int
-    expert_width: int
-    indexer_heads: int
-    indexer_width: int
-    top_k: int
-    compress_ratio: int
-    ple_layer: int
-    ngram: int
-    heads_per_ngram: int
-    ple_conv_kernel: int
-
-    @property
-    def ple_heads(self) -> int:
-        """Rows that one token reads."""
-        return (self.ngram - 1) * self.heads_per_ngram
-
-    @property
-    def row_width(self) -> int:
-        """Values of one table row: the heads together make one model width."""
-        return self.width // self.ple_heads
-
-    def is_attention(self, block: int) -> bool:
-        """Whether that block is QSA; the others are gated delta nets."""
-        return (block + 1) % self.attention_interval == 0
+EPSILON = float(np.float32(1e-6))  # as the file will hold it
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A shape with its vocabulary, its number formats and its default table.
+    """An architecture with its vocabulary, its number formats and its default table.
 
-    special: reserved token ids and their names. seed, rows: the defaults. base_limit: head sizes start no higher
-    (None: as high as the rows allow). complete: every tensor of the model, or the table alone.
+    config: with the hash of the default table. special: reserved token ids, named. base_limit: head sizes start
+    no higher (None: as high as the rows allow). complete: every tensor of the model, or the table alone.
     """
 
     name: str
     about: str
-    dimensions: Dimensions
-    vocab: int
+    config: ModelConfig
     special: dict[int, str]
-    eos: int
     padding: int
     image: int | None
     seed: int
@@ -74,73 +33,111 @@ class Preset:
     table_kind: GGMLQuantizationType
     weight_kind: GGMLQuantizationType
     complete: bool
-    base_limit: int | None = field(default=None)
+    base_limit: int | None = None
 
 
-_NANO = Dimensions(
-    blocks=8,
-    width=640,
+def fitted_hash(
+    rows: int, order: int, heads_per_ngram: int, vocab: int, eos: int, base_limit: int | None = None
+) -> HashConstants:
+    """Constants by the checkpoint rule whose head sizes fit in so many rows, as high as they fit.
+
+    Raises: InputError when there are too few rows.
+    """
+    heads = (order - 1) * heads_per_ngram
+    fewest_rows = sum(prime_sizes(2, heads))
+    if not fewest_rows <= rows < 2**40:
+        raise InputError(f"a table of {rows} rows: expected {fewest_rows} (for {heads} heads) up to 2^40 - 1 rows")
+    base = rows // heads if base_limit is None else min(rows // heads, base_limit)
+    while (excess := sum(sizes := prime_sizes(base, heads)) - rows) > 0:
+        base -= -(-excess // heads)
+    multipliers = checkpoint_multipliers(CHECKPOINT_SEED, 0, order, vocab)
+    return HashConstants(multipliers, sizes, offsets_of(sizes), heads_per_ngram, eos)
+
+
+def every(interval: int, blocks: int) -> tuple[bool, ...]:
+    """Which layers are delta nets where every so manieth is attention."""
+    return tuple((block + 1) % interval != 0 for block in range(blocks))
+
+
+def ratios(ratio: int, linear: tuple[bool, ...]) -> tuple[int, ...]:
+    """The same ratio for every attention layer."""
+    return tuple(0 if is_linear else ratio for is_linear in linear)
+
+
+_NANO_LAYERS, _NANO_VOCAB, _NANO_ROWS = every(4, 8), 4096, 1_000_064
+_NANO = ModelConfig(
+    name="nano",
+    vocab=_NANO_VOCAB,
     context=65536,
-    query_heads=8,
-    kv_heads=2,
-    head_width=64,
-    rotated=32,
-    rope_sections=(6, 5, 5, 0),
-    conv_kernel=4,
-    state_width=64,
-    key_heads=2,
-    value_heads=6,
-    attention_interval=4,
+    width=640,
     streams=4,
     low_rank=32,
-    experts=16,
-    experts_used=4,
-    expert_width=64,
+    rms_eps=EPSILON,
+    linear_layers=_NANO_LAYERS,
+    skipped_layers=(),
+    heads=8,
+    kv_heads=2,
+    head_width=64,
+    attention_scale=0.0,
+    rope_width=32,
+    rope_base=1e7,
+    rope_divisor=1.0,
     indexer_heads=8,
     indexer_width=64,
     top_k=64,
-    compress_ratio=4,
-    ple_layer=1,
-    ngram=3,
-    heads_per_ngram=2,
-    ple_conv_kernel=4,
+    compress_ratios=ratios(4, _NANO_LAYERS),
+    delta_key_heads=2,
+    delta_value_heads=6,
+    delta_width=64,
+    delta_conv_kernel=4,
+    experts=16,
+    experts_used=4,
+    expert_width=64,
+    shared_width=64,
+    expert_weights_scale=0.0,
+    ple=PleConfig(layer=1, hash=fitted_hash(_NANO_ROWS, 3, 2, _NANO_VOCAB, eos=1), row_width=160, conv_kernel=4),
 )
 
 
-def _flash_next(blocks: int, experts: int, experts_used: int) -> Dimensions:
-    """Flash-Next's sizes per layer, with a number of layers and experts of one's own."""
-    return Dimensions(
-        blocks=blocks,
-        width=2560,
+def _flash_next(blocks: int, experts: int, experts_used: int, vocab: int, constants: HashConstants) -> ModelConfig:
+    """Flash-Next's sizes per layer, with another number of layers and experts."""
+    return ModelConfig(
+        name="flash-next",
+        vocab=vocab,
         context=262144,
-        query_heads=24,
-        kv_heads=2,
-        head_width=256,
-        rotated=64,
-        rope_sections=(11, 11, 10, 0),
-        conv_kernel=4,
-        state_width=128,
-        key_heads=16,
-        value_heads=48,
-        attention_interval=4,
+        width=2560,
         streams=4,
         low_rank=320,
-        experts=experts,
-        experts_used=experts_used,
-        expert_width=640,
+        rms_eps=EPSILON,
+        linear_layers=every(4, blocks),
+        skipped_layers=(),
+        heads=24,
+        kv_heads=2,
+        head_width=256,
+        attention_scale=0.0,
+        rope_width=64,
+        rope_base=1e7,
+        rope_divisor=1.0,
         indexer_heads=4,
         indexer_width=128,
         top_k=2048,
-        compress_ratio=4,
-        ple_layer=1,
-        ngram=3,
-        heads_per_ngram=8,
-        ple_conv_kernel=4,
+        compress_ratios=ratios(4, every(4, blocks)),
+        delta_key_heads=16,
+        delta_value_heads=48,
+        delta_width=128,
+        delta_conv_kernel=4,
+        experts=experts,
+        experts_used=experts_used,
+        expert_width=640,
+        shared_width=640,
+        expert_weights_scale=0.0,
+        ple=PleConfig(layer=1, hash=constants, row_width=160, conv_kernel=4),
     )
 
 
 _SMALL_SPECIAL = {0: "<|pad|>", 1: "<|endoftext|>"}
-_FLASH_NEXT_SPECIAL = {248044: "<|endoftext|>", 248056: "<|image_pad|>"}
+_EOS = 248_044
+_TABLE_VOCAB, _TABLE_ROWS, _MINI_ROWS = 248_320, (1 << 30) // 90, 1_600_000
 FLASH_NEXT_ROWS = 320_001_536
 FLASH_NEXT_BASE = 20_000_000  # its sixteen head sizes are the primes from here on
 
@@ -150,14 +147,12 @@ PRESETS: dict[str, Preset] = {
         Preset(
             name="nano",
             about="a whole small model: 8 layers, 4 PLE heads, a table of 1,000,064 rows of 90 bytes, F32 weights",
-            dimensions=_NANO,
-            vocab=4096,
+            config=_NANO,
             special=_SMALL_SPECIAL,
-            eos=1,
             padding=0,
             image=None,
             seed=0,
-            rows=1_000_064,
+            rows=_NANO_ROWS,
             table_kind=GGMLQuantizationType.IQ4_NL,
             weight_kind=GGMLQuantizationType.F32,
             complete=True,
@@ -165,14 +160,14 @@ PRESETS: dict[str, Preset] = {
         Preset(
             name="table",
             about="Flash-Next's metadata, vocabulary size and hash with nothing but the table, of any size and type",
-            dimensions=_flash_next(blocks=48, experts=512, experts_used=10),
-            vocab=248_320,
-            special=_FLASH_NEXT_SPECIAL,
-            eos=248_044,
-            padding=248_044,
+            config=_flash_next(
+                48, 512, 10, _TABLE_VOCAB, fitted_hash(_TABLE_ROWS, 3, 8, _TABLE_VOCAB, _EOS, FLASH_NEXT_BASE)
+            ),
+            special={_EOS: "<|endoftext|>", 248056: "<|image_pad|>"},
+            padding=_EOS,
             image=248_056,
             seed=0,
-            rows=(1 << 30) // 90,
+            rows=_TABLE_ROWS,
             table_kind=GGMLQuantizationType.IQ4_NL,
             weight_kind=GGMLQuantizationType.F32,
             complete=False,
@@ -181,14 +176,12 @@ PRESETS: dict[str, Preset] = {
         Preset(
             name="mini",
             about="a whole model with Flash-Next's sizes per layer, 4 layers and 8 experts, Q8_0 weights",
-            dimensions=_flash_next(blocks=4, experts=8, experts_used=2),
-            vocab=4096,
+            config=_flash_next(4, 8, 2, 4096, fitted_hash(_MINI_ROWS, 3, 8, 4096, eos=1)),
             special=_SMALL_SPECIAL,
-            eos=1,
             padding=0,
             image=None,
             seed=0,
-            rows=1_600_000,
+            rows=_MINI_ROWS,
             table_kind=GGMLQuantizationType.IQ4_NL,
             weight_kind=GGMLQuantizationType.Q8_0,
             complete=True,

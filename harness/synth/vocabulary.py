@@ -1,7 +1,7 @@
 """A byte-level BPE vocabulary of our own, so that text goes in and out of a made model.
 
-`merges.txt` was learned once from `corpus.txt` by `learn_merges` (a test repeats it); both are original to this
-project. Tokens are written with GPT-2's byte alphabet, the one that `tokenizer.ggml.model = gpt2` means.
+`merges.txt` was learned from a text that is original to this project; text and learning lie with the tests, one of
+which repeats it. Tokens are written in GPT-2's byte alphabet, the one that `tokenizer.ggml.model = gpt2` means.
 """
 
 from __future__ import annotations

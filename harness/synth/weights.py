@@ -1,4 +1,4 @@
-"""Every weight of a made model: its name, shape, number format and the rule for its values.
+"""The values of every weight of a made model; names and shapes are those of `model_file.tensors`.
 
 The gains were chosen by measurement, so that a random model behaves enough like a trained one to test with:
 activations stay of order one over 32,768 tokens, greedy output does not fall into short loops, the PLE rows decide
@@ -16,7 +16,8 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from harness.synth.bits import BitStream, Bytes, Float32, around_one, uniform, weight_scale
-from harness.synth.presets import Dimensions
+from model_file.config import ModelConfig
+from model_file.tensors import Tensor, sizes, trunk_groups
 
 F32 = GGMLQuantizationType.F32
 _PIECE_VALUES = 1 << 20
@@ -82,7 +83,7 @@ def _whole(values: Callable[[BitStream, int], Float32]) -> Fill:
     return fill
 
 
-def _norm(scale: str = "1") -> Fill:
+def _norm(scale: str) -> Fill:
     """Norm gains, as stored (1 + w): 0.75..1.25 times a power of two."""
     return _whole(lambda stream, count: around_one(stream.take(count), np.float32(float(scale))))
 
@@ -121,90 +122,42 @@ def _output_rows(special: frozenset[int], gain: str) -> Fill:
     return fill
 
 
-def model_weights(sizes: Dimensions, vocab: int, quiet: frozenset[int], big: GGMLQuantizationType) -> list[Weight]:
-    """All tensors of a complete model but the table, which comes last. `big`: the format of large matrices."""
-    wide = sizes.streams * sizes.width
-    weights = [
-        Weight("token_embd.weight", (vocab, sizes.width), big, _matrix("1", fan_in=1)),
-        Weight("output.weight", (vocab, sizes.width), big, _output_rows(quiet, "8")),
-        *_hyper_connection("output_hc", sizes, wide, inject=False),
-    ]
-    for block in range(sizes.blocks):
-        prefix = f"blk.{block}."
-        weights += _hyper_connection(f"{prefix}hc_attn", sizes, wide, inject=True)
-        weights += _hyper_connection(f"{prefix}hc_ffn", sizes, wide, inject=True)
-        weights += _attention(prefix, sizes, big) if sizes.is_attention(block) else _delta_net(prefix, sizes, big)
-        if block == sizes.ple_layer:
-            weights += _ple(prefix, sizes, wide, big)
-        weights += _experts(prefix, sizes, big)
-    return weights
+_GAINS = {  # of matrices; 2 where nothing is said
+    "output.weight": "8",
+    "down.weight": "4",
+    "ssm_conv1d.weight": "1",
+    "ssm_alpha.weight": "1",
+    "ssm_out.weight": "1",
+    "ple_key.weight": "1",
+    "ple_conv1d.weight": "1",
+    "ffn_gate_inp.weight": "4",
+}
+_NORMS = {"attn_q_norm.weight": "2", "ple_norm_key.weight": "2", "ssm_norm.weight": "1"}  # 1 where nothing is said
+_OTHERS = {
+    "token_embd.weight": _matrix("1", fan_in=1),
+    "ssm_dt.bias": _whole(_time_bias),
+    "ssm_a": _whole(_decay),
+}
 
 
-def _hyper_connection(prefix: str, sizes: Dimensions, wide: int, *, inject: bool) -> list[Weight]:
-    weights = [
-        Weight(f"{prefix}_norm.weight", (wide,), F32, _norm()),
-        Weight(f"{prefix}_down.weight", (sizes.low_rank, wide), F32, _matrix("4")),
-        Weight(f"{prefix}_up.weight", (wide, sizes.low_rank), F32, _matrix("2")),
-    ]
-    if inject:
-        weights.append(Weight(f"{prefix}_inject.weight", (sizes.streams, wide), F32, _matrix("2")))
-    return weights
-
-
-def _delta_net(prefix: str, sizes: Dimensions, big: GGMLQuantizationType) -> list[Weight]:
-    inner = sizes.value_heads * sizes.state_width
-    channels = 2 * sizes.key_heads * sizes.state_width + inner
-    heads = sizes.value_heads
+def model_weights(config: ModelConfig, quiet: frozenset[int], large: GGMLQuantizationType) -> list[Weight]:
+    """All tensors of a complete model but the PLE table, in file order. large: the format of quantizable matrices."""
     return [
-        Weight(f"{prefix}attn_qkv.weight", (channels, sizes.width), big, _matrix("2")),
-        Weight(f"{prefix}attn_gate.weight", (inner, sizes.width), big, _matrix("2")),
-        Weight(f"{prefix}ssm_conv1d.weight", (channels, sizes.conv_kernel), F32, _matrix("1")),
-        Weight(f"{prefix}ssm_dt.bias", (heads,), F32, _whole(_time_bias)),
-        Weight(f"{prefix}ssm_a", (heads,), F32, _whole(_decay)),
-        Weight(f"{prefix}ssm_beta.weight", (heads, sizes.width), F32, _matrix("2")),
-        Weight(f"{prefix}ssm_alpha.weight", (heads, sizes.width), F32, _matrix("1")),
-        Weight(f"{prefix}ssm_norm.weight", (sizes.state_width,), F32, _norm()),
-        Weight(f"{prefix}ssm_out.weight", (sizes.width, inner), big, _matrix("1")),
+        Weight(
+            prefix + tensor.name,
+            sizes(tensor.stored[0], config),
+            large if tensor.quantized else F32,
+            _fill_of(tensor, quiet),
+        )
+        for prefix, group in trunk_groups(config)
+        for tensor in group
     ]
 
 
-def _attention(prefix: str, sizes: Dimensions, big: GGMLQuantizationType) -> list[Weight]:
-    queries, keys = sizes.query_heads * sizes.head_width, sizes.kv_heads * sizes.head_width
-    index_width, index_queries = sizes.indexer_width, sizes.indexer_heads * sizes.indexer_width
-    return [
-        Weight(f"{prefix}attn_q.weight", (2 * queries, sizes.width), big, _matrix("2")),
-        Weight(f"{prefix}attn_k.weight", (keys, sizes.width), big, _matrix("2")),
-        Weight(f"{prefix}attn_v.weight", (keys, sizes.width), big, _matrix("2")),
-        Weight(f"{prefix}attn_output.weight", (sizes.width, queries), big, _matrix("2")),
-        Weight(f"{prefix}attn_q_norm.weight", (sizes.head_width,), F32, _norm("2")),
-        Weight(f"{prefix}attn_k_norm.weight", (sizes.head_width,), F32, _norm()),
-        Weight(f"{prefix}indexer.q_proj.weight", (index_queries, sizes.width), F32, _matrix("2")),
-        Weight(f"{prefix}indexer.k_proj.weight", (index_width, sizes.width), F32, _matrix("2")),
-        Weight(f"{prefix}indexer.q_norm.weight", (index_width,), F32, _norm()),
-        Weight(f"{prefix}indexer.k_norm.weight", (index_width,), F32, _norm()),
-    ]
-
-
-def _ple(prefix: str, sizes: Dimensions, wide: int, big: GGMLQuantizationType) -> list[Weight]:
-    return [
-        Weight(f"{prefix}ple_key.weight", (wide, sizes.width), big, _matrix("1")),
-        Weight(f"{prefix}ple_value.weight", (sizes.width, sizes.width), big, _matrix("2")),
-        Weight(f"{prefix}ple_norm_key.weight", (wide,), F32, _norm("2")),
-        Weight(f"{prefix}ple_norm_query.weight", (wide,), F32, _norm()),
-        Weight(f"{prefix}ple_norm_conv.weight", (wide,), F32, _norm()),
-        Weight(f"{prefix}ple_conv1d.weight", (wide, sizes.ple_conv_kernel), F32, _matrix("1")),
-    ]
-
-
-def _experts(prefix: str, sizes: Dimensions, big: GGMLQuantizationType) -> list[Weight]:
-    many, width, inner = sizes.experts, sizes.width, sizes.expert_width
-    return [
-        Weight(f"{prefix}ffn_gate_inp.weight", (many, width), F32, _matrix("4")),
-        Weight(f"{prefix}ffn_gate_exps.weight", (many, inner, width), big, _matrix("2")),
-        Weight(f"{prefix}ffn_up_exps.weight", (many, inner, width), big, _matrix("2")),
-        Weight(f"{prefix}ffn_down_exps.weight", (many, width, inner), big, _matrix("2")),
-        Weight(f"{prefix}ffn_gate_inp_shexp.weight", (width,), F32, _matrix("2")),
-        Weight(f"{prefix}ffn_gate_shexp.weight", (inner, width), big, _matrix("2")),
-        Weight(f"{prefix}ffn_up_shexp.weight", (inner, width), big, _matrix("2")),
-        Weight(f"{prefix}ffn_down_shexp.weight", (width, inner), big, _matrix("2")),
-    ]
+def _fill_of(tensor: Tensor, quiet: frozenset[int]) -> Fill:
+    name = tensor.name
+    if name == "output.weight":
+        return _output_rows(quiet, _GAINS[name])
+    if tensor.gain or name in _NORMS:
+        return _norm(_NORMS.get(name, "1"))
+    return _OTHERS.get(name) or _matrix(_GAINS.get(name, "2"))

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 
 from harness.synth import gguf_writer
-from harness.synth.gguf_writer import Entry, PlannedTensor, file_bytes, write_gguf
+from harness.synth.gguf_writer import Entry, PlannedTensor, file_bytes, header, write_gguf
 from model_file.errors import InputError
 
 _V = GGUFValueType
@@ -49,8 +49,8 @@ TENSORS = [_tensor("floats", FLOATS), _tensor("packed", PACKED, GGMLQuantization
 def test_written_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     seen_bytes: list[int] = []
-    digest = write_gguf(path, ENTRIES, TENSORS, on_bytes=seen_bytes.append)
-    assert path.stat().st_size == file_bytes(ENTRIES, TENSORS) == sum(seen_bytes)
+    digest = write_gguf(path, header(ENTRIES, TENSORS), TENSORS, on_bytes=seen_bytes.append)
+    assert path.stat().st_size == file_bytes(header(ENTRIES, TENSORS), TENSORS) == sum(seen_bytes)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
     reader = GGUFReader(path)
     for entry in ENTRIES:
@@ -77,17 +77,17 @@ def test_existing_file_is_kept_without_force(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(b"precious")
     with pytest.raises(InputError, match=r"a\.gguf: exists already.*--force"):
-        write_gguf(path, ENTRIES, TENSORS)
+        write_gguf(path, header(ENTRIES, TENSORS), TENSORS)
     assert path.read_bytes() == b"precious"
-    write_gguf(path, ENTRIES, TENSORS, force=True)
+    write_gguf(path, header(ENTRIES, TENSORS), TENSORS, force=True)
     assert path.read_bytes()[:4] == b"GGUF"
 
 
 def test_folder_and_missing_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a folder"):
-        write_gguf(tmp_path, ENTRIES, TENSORS, force=True)
+        write_gguf(tmp_path, header(ENTRIES, TENSORS), TENSORS, force=True)
     with pytest.raises(InputError, match=r"no such folder.*--out"):
-        write_gguf(tmp_path / "none" / "a.gguf", ENTRIES, TENSORS)
+        write_gguf(tmp_path / "none" / "a.gguf", header(ENTRIES, TENSORS), TENSORS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -95,7 +95,7 @@ def test_no_space_is_said_before_writing(tmp_path: Path, monkeypatch: pytest.Mon
     usage = gguf_writer.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(gguf_writer.shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(InputError, match=r"no space: 1,000 bytes are free, [\d,]+ are needed.*--out"):
-        write_gguf(tmp_path / "a.gguf", ENTRIES, TENSORS)
+        write_gguf(tmp_path / "a.gguf", header(ENTRIES, TENSORS), TENSORS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -110,7 +110,7 @@ def test_error_while_writing_leaves_nothing(tmp_path: Path, error: OSError, said
 
     broken = PlannedTensor("broken", (10,), GGMLQuantizationType.F32, blocks)
     with pytest.raises(InputError, match=rf"a\.gguf: .*{said}.*--out"):
-        write_gguf(tmp_path / "a.gguf", ENTRIES, [broken])
+        write_gguf(tmp_path / "a.gguf", header(ENTRIES, [broken]), [broken])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -118,7 +118,7 @@ def test_error_while_writing_leaves_nothing(tmp_path: Path, error: OSError, said
 def test_folder_without_permission_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o555)
     with pytest.raises(InputError, match="Permission denied"):
-        write_gguf(tmp_path / "a.gguf", ENTRIES, TENSORS)
+        write_gguf(tmp_path / "a.gguf", header(ENTRIES, TENSORS), TENSORS)
     tmp_path.chmod(0o755)
 
 
@@ -131,7 +131,7 @@ def test_interrupt_leaves_the_old_file(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_gguf(path, ENTRIES, TENSORS, force=True, on_bytes=interrupted)
+        write_gguf(path, header(ENTRIES, TENSORS), TENSORS, force=True, on_bytes=interrupted)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.gguf"]
     assert path.read_bytes() == b"precious"
 
@@ -139,5 +139,5 @@ def test_interrupt_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_tensor_of_the_wrong_size_is_caught(tmp_path: Path) -> None:
     short = PlannedTensor("short", (4,), GGMLQuantizationType.F32, lambda: iter([np.zeros(12, dtype=np.uint8)]))
     with pytest.raises(AssertionError, match="short: 12 bytes made, its shape needs 16"):
-        write_gguf(tmp_path / "a.gguf", ENTRIES, [short])
+        write_gguf(tmp_path / "a.gguf", header(ENTRIES, [short]), [short])
     assert list(tmp_path.iterdir()) == []

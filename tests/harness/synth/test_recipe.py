@@ -16,7 +16,6 @@ from harness.synth import PRESETS, Recipe, make_model, make_recipe
 from harness.synth.digests import RECORDED
 from harness.synth.gguf_writer import pieces
 from harness.synth.presets import FLASH_NEXT_ROWS
-from harness.synth.recipe import head_sizes
 from harness.synth.table import TABLE_MASKS, table_type
 from model_file.config import config_from
 from model_file.errors import InputError
@@ -50,7 +49,7 @@ def small(name: str, seed: int, kind: str) -> Recipe:
 def sha256(recipe: Recipe) -> str:
     """Of the file that the recipe gives, without writing it."""
     digest = hashlib.sha256()
-    for piece in pieces(recipe.entries(), recipe.tensors()):
+    for piece in pieces(recipe.header, recipe.tensors):
         digest.update(piece.data)
     return digest.hexdigest()
 
@@ -95,25 +94,23 @@ def test_complete_models_are_taken_whole_by_the_loader(name: str, tmp_path: Path
     recipe = make_recipe(name, rows=2000)
     path = tmp_path / "model.gguf"
     with path.open("wb") as file:
-        file.write(next(pieces(recipe.entries(), recipe.tensors())).tobytes())
+        file.write(recipe.header)
         file.truncate(recipe.size_bytes)
     with open_gguf(path) as model:
-        config = config_from(model)
-        inventory = take_inventory(model, config)
-        assert config.ple.hash.sizes == head_sizes(recipe)
-        assert len(model.tensors) == len(recipe.tensors())
-        assert inventory is not None
+        assert config_from(model) == recipe.config
+        take_inventory(model, recipe.config)
+        assert list(model.tensors) == [tensor.name for tensor in recipe.tensors]
 
 
 def test_nano_is_what_the_documentation_says() -> None:
     recipe = make_recipe("nano")
-    sizes = recipe.preset.dimensions
-    assert (sizes.width, sizes.ple_heads, sizes.row_width, recipe.row_bytes) == (640, 4, 160, 90)
-    assert (sizes.blocks, [block for block in range(8) if sizes.is_attention(block)]) == (8, [3, 7])
-    assert (sizes.experts, sizes.experts_used, sizes.value_heads) == (16, 4, 3 * sizes.key_heads)
-    assert (sizes.top_k, sizes.compress_ratio, sizes.indexer_heads, sizes.context) == (64, 4, 8, 65536)
+    config = recipe.config
+    assert (config.width, config.ple.heads, config.ple.row_width, recipe.row_bytes) == (640, 4, 160, 90)
+    assert (config.layers, [layer for layer in range(8) if not config.linear_layers[layer]]) == (8, [3, 7])
+    assert (config.experts, config.experts_used, config.delta_value_heads) == (16, 4, 3 * config.delta_key_heads)
+    assert (config.top_k, config.compress_ratios[3], config.indexer_heads, config.context) == (64, 4, 8, 65536)
     assert abs(recipe.rows - 1_000_000) < 1000
-    assert {tensor.kind for tensor in recipe.tensors() if tensor.name != TABLE} == {GGMLQuantizationType.F32}
+    assert {tensor.kind for tensor in recipe.tensors if tensor.name != TABLE} == {GGMLQuantizationType.F32}
 
 
 def test_weights_and_rows_read_back_finite(nano: Path) -> None:
@@ -131,17 +128,17 @@ def test_reserved_tokens_have_quiet_output_rows(nano: Path) -> None:
 
 def test_flash_next_size_has_flash_next_constants() -> None:
     recipe = make_recipe("table", rows=FLASH_NEXT_ROWS)
-    values = {entry.key: entry.value for entry in recipe.entries()}
-    assert values["qwen4exp.ple.layer_multipliers"] == [23703573157769, 20109073645365, 8052911324071]
-    sizes = values["qwen4exp.ple.head_vocab_sizes"]
+    constants = recipe.config.ple.hash
+    assert constants.multipliers == (23703573157769, 20109073645365, 8052911324071)
+    sizes = constants.sizes
     assert (len(sizes), sizes[0], sizes[-1], sum(sizes)) == (16, 20000003, 20000171, 320001446)
-    assert values["qwen4exp.ple.head_offsets"] == [sum(sizes[:head]) for head in range(16)]
-    assert head_sizes(make_recipe("table", rows=2 * FLASH_NEXT_ROWS)) == tuple(sizes)
+    assert constants.offsets == tuple(sum(sizes[:head]) for head in range(16))
+    assert make_recipe("table", rows=2 * FLASH_NEXT_ROWS).config.ple.hash == constants
 
 
 @pytest.mark.parametrize("rows", [400, 2000, 100_000, 11_930_464, FLASH_NEXT_ROWS - 1, FLASH_NEXT_ROWS])
 def test_head_sizes_fit_the_rows_and_nearly_fill_them(rows: int) -> None:
-    sizes = head_sizes(make_recipe("table", rows=rows))
+    sizes = make_recipe("table", rows=rows).config.ple.hash.sizes
     assert len(sizes) == 16 and sorted(set(sizes)) == list(sizes)
     assert rows - 16 * 20 - 400 <= sum(sizes) <= rows  # sixteen primes span some hundred numbers
     for size in sizes:
@@ -150,7 +147,7 @@ def test_head_sizes_fit_the_rows_and_nearly_fill_them(rows: int) -> None:
 
 def test_a_longer_table_starts_like_a_shorter_one() -> None:
     short, long = (make_recipe("table", rows=rows, seed=3) for rows in (2000, 300_000))
-    first, second = (next(recipe.tensors()[0].blocks()) for recipe in (short, long))
+    first, second = (next(recipe.tensors[0].blocks()) for recipe in (short, long))
     assert second.size >= first.size and np.array_equal(first, second[: first.size])
 
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import resources
-
 import pytest
 
-from harness.synth.learn_merges import NEW_TOKENS, learn, words_of
 from harness.synth.presets import PRESETS
 from harness.synth.vocabulary import CONTROL, NORMAL, UNUSED, build_vocabulary, byte_alphabet, learned_merges
-
-
-def _corpus() -> str:
-    return resources.files("harness.synth").joinpath("corpus.txt").read_bytes().decode("utf-8")
+from tests.harness.synth.learn_merges import NEW_TOKENS, corpus, learn, words_of
 
 
 def test_byte_alphabet_is_that_of_gpt2() -> None:
@@ -24,8 +18,8 @@ def test_byte_alphabet_is_that_of_gpt2() -> None:
         assert split.pre_tokenize_str(chr(code))[0][0] == byte_alphabet()[code]
 
 
-def test_stored_merges_are_learned_from_the_stored_corpus() -> None:
-    assert tuple(f"{left} {right}" for left, right in learn(_corpus(), NEW_TOKENS)) == learned_merges()
+def test_stored_merges_are_learned_from_the_storedcorpus() -> None:
+    assert tuple(f"{left} {right}" for left, right in learn(corpus(), NEW_TOKENS)) == learned_merges()
 
 
 def test_learning_takes_the_most_frequent_pair_first() -> None:
@@ -33,15 +27,15 @@ def test_learning_takes_the_most_frequent_pair_first() -> None:
 
 
 def test_words_cover_the_text() -> None:
-    assert "".join(words_of(_corpus())) == _corpus()
+    assert "".join(words_of(corpus())) == corpus()
     assert list(words_of("a  b, 12\n\n  x's")) == ["a", " ", " b", ",", " ", "1", "2", "\n\n", " ", " x", "'s"]
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_vocabulary_is_complete(name: str) -> None:
     preset = PRESETS[name]
-    vocabulary = build_vocabulary(preset.vocab, preset.special)
-    assert len(vocabulary.tokens) == len(vocabulary.types) == preset.vocab == len(set(vocabulary.tokens))
+    vocabulary = build_vocabulary(preset.config.vocab, preset.special)
+    assert len(vocabulary.tokens) == len(vocabulary.types) == preset.config.vocab == len(set(vocabulary.tokens))
     known = set(vocabulary.tokens)
     assert set(byte_alphabet()) <= known
     for merge in vocabulary.merges:

@@ -1,4 +1,4 @@
-"""Learn the BPE merges of made models from our own text: `python -m harness.synth.learn_merges > merges.txt`.
+"""Learns the BPE merges of made models from our own text: `python -m tests.harness.synth.learn_merges > merges.txt`.
 
 Run by a person when `corpus.txt` changes (then every recorded digest changes too), and by a test that compares the
 result with the stored file. Ties go to the pair whose word comes first in the text, then to code point order: the
@@ -10,8 +10,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib import resources
 from itertools import pairwise
+from pathlib import Path
 
 from harness.synth.vocabulary import byte_alphabet
 
@@ -107,10 +107,14 @@ def _merged(symbols: list[str], pair: Pair) -> list[str]:
     return result
 
 
+def corpus() -> str:
+    """The text that merges are learned from."""
+    return Path(__file__).with_name("corpus.txt").read_bytes().decode("utf-8")
+
+
 def main() -> None:
     """Print the merges, one a line, best first."""
-    text = resources.files("harness.synth").joinpath("corpus.txt").read_bytes().decode("utf-8")
-    for left, right in learn(text, NEW_TOKENS):
+    for left, right in learn(corpus(), NEW_TOKENS):
         sys.stdout.buffer.write(f"{left} {right}\n".encode())
 
 
