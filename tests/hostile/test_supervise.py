@@ -53,7 +53,7 @@ def test_an_exit_code_that_is_meant_stands(code: int) -> None:
     assert run(f"sys.exit(supervise.conclude({code}))") == (code, "")
 
 
-@pytest.mark.parametrize("code", [2, 3, 130, 141])
+@pytest.mark.parametrize("code", [2, 3, 141])
 def test_an_exit_code_that_is_no_result_needs_no_word(code: int) -> None:
     assert run(f"os._exit({code})") == (code, "")
 
@@ -64,6 +64,16 @@ def test_a_library_that_calls_exit_gives_no_result(code: int) -> None:
     assert found == 3
     assert f"a library ended the process with {code} before there was a result" in errors
     assert "XLA_FLAGS is '--xla_none'" in errors
+
+
+def test_an_interrupt_by_a_library_is_nobodys() -> None:
+    """OpenBLAS raises SIGINT in its own process where it cannot start a thread."""
+    code, errors = run("os._exit(130)")
+    assert (code, "nobody interrupted it but a library" in errors) == (3, True), errors
+    code, errors = run(
+        "signal.signal(signal.SIGINT, lambda *_: os._exit(130)); os.kill(os.getppid(), 2); time.sleep(9)"
+    )
+    assert (code, errors) == (130, "")
 
 
 @pytest.mark.parametrize("name", ["SIGBUS", "SIGSEGV", "SIGABRT", "SIGKILL", "SIGFPE", "SIGILL"])
