@@ -16,6 +16,7 @@ class PresetName(StrEnum):
     """The presets, spelled here so that `--help` loads nothing; a test compares them with the maker's."""
 
     nano = "nano"
+    pico = "pico"
     table = "table"
     mini = "mini"
 
@@ -25,7 +26,8 @@ def synth(
         PresetName,
         typer.Argument(
             metavar="PRESET",
-            help="`nano`: a whole small model, 222 MiB, what `plegate gate` uses by default. `table`: Flash-Next's "
+            help="`nano`: a whole small model, 222 MiB, what `plegate gate` uses by default. `pico`: the "
+            "smallest whole model, 8 MiB. `table`: Flash-Next's "
             "metadata, vocabulary size and hash with nothing but the table, of any size and type. `mini`: a whole "
             "model with Flash-Next's sizes per layer, 4 layers, 8 experts, 834 MiB.",
             show_default=False,

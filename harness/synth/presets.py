@@ -98,6 +98,42 @@ _NANO = ModelConfig(
     ple=PleConfig(layer=1, hash=fitted_hash(_NANO_ROWS, 3, 2, _NANO_VOCAB, eos=1), row_width=160, conv_kernel=4),
 )
 
+# The smallest shape with all of a model's parts: four-grams, blocks of three tokens, two groups of keys and values. Its
+# attention is the last layer, so that a near-tie between blocks changes one position and no other.
+_PICO_LAYERS = every(3, 3)
+_PICO = ModelConfig(
+    name="pico",
+    vocab=512,
+    context=16384,
+    width=192,
+    streams=2,
+    low_rank=16,
+    rms_eps=EPSILON,
+    linear_layers=_PICO_LAYERS,
+    skipped_layers=(),
+    heads=4,
+    kv_heads=2,
+    head_width=32,
+    attention_scale=0.0,
+    rope_width=16,
+    rope_base=1e7,
+    rope_divisor=1.0,
+    indexer_heads=2,
+    indexer_width=32,
+    top_k=24,
+    compress_ratios=ratios(3, _PICO_LAYERS),
+    delta_key_heads=2,
+    delta_value_heads=4,
+    delta_width=32,
+    delta_conv_kernel=4,
+    experts=8,
+    experts_used=2,
+    expert_width=32,
+    shared_width=32,
+    expert_weights_scale=0.0,
+    ple=PleConfig(layer=1, hash=fitted_hash(200_000, 4, 2, 512, eos=1), row_width=32, conv_kernel=4),
+)
+
 
 def _flash_next(blocks: int, experts: int, experts_used: int, vocab: int, constants: HashConstants) -> ModelConfig:
     """Flash-Next's sizes per layer, with another number of layers and experts."""
@@ -153,6 +189,19 @@ PRESETS: dict[str, Preset] = {
             image=None,
             seed=0,
             rows=_NANO_ROWS,
+            table_kind=GGMLQuantizationType.IQ4_NL,
+            weight_kind=GGMLQuantizationType.F32,
+            complete=True,
+        ),
+        Preset(
+            name="pico",
+            about="the smallest whole model: 3 layers, 6 PLE heads, 200,000 rows; EOS is a token like any other",
+            config=_PICO,
+            special={0: "<|pad|>"},
+            padding=0,
+            image=None,
+            seed=0,
+            rows=200_000,
             table_kind=GGMLQuantizationType.IQ4_NL,
             weight_kind=GGMLQuantizationType.F32,
             complete=True,
