@@ -1,37 +1,48 @@
-"""`plegate bench`: is it really faster? Cold and warm, at every depth, arms interleaved, one process per cell."""
+"""`plegate bench`: is it really faster? Cold and warm, at every depth, arms in turns, each in processes of its own."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.commands.options import DEFAULT_RESULTS, CacheDir, JsonFile, Model
-
-SAME_MACHINE = ("cpu", "cores", "kernel", "file_system", "disk", "python", "versions", "code")
-"""What must be as it was for a run to be taken up again."""
+from harness.commands.options import DEFAULT_RESULTS, CacheDir, DefaultModel, JsonFile
 
 if TYPE_CHECKING:
     from harness.measure.plan import Matrix
     from harness.measure.store import Results, RunPlan
 
+SAME_MACHINE = ("cpu", "cores", "kernel", "file_system", "disk", "python", "versions", "code")
+"""What must be as it was for a run to be taken up again."""
+DEFAULT_BUDGET_S = 600.0
+_UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600}
+
 
 def bench(
     context: typer.Context,
-    model: Model,
+    model: DefaultModel = None,
     arm: Annotated[
         list[str] | None,
         typer.Option(
             "--arm",
             metavar="MODE|NAME=PARTS",
-            help="What to compare; several times. A mode, or NAME= and parts with commas between: a mode, `commit:REV` "
-            "(another commit's code), `setting=value` (queue_depth, workers, chunk, ...). The first one is the "
-            "baseline.",
+            help="What to compare; several times. A mode, `device` (what the disk allows), `llama-server` or "
+            "`transformers`; or NAME= and parts with commas between: one of these, `commit:REV` (another commit's "
+            "code), `setting=value` (queue_depth, cache, overlap, chunk, ...). The first one is the baseline.",
         ),
     ] = None,
     baseline: Annotated[str | None, typer.Option(metavar="NAME", help="The arm that all are compared with.")] = None,
+    preset: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What is measured where nothing is said: `modes`, or `speed`, which is our "
+            "engine beside llama.cpp's, warm.",
+        ),
+    ] = "modes",
     state: Annotated[
         list[str] | None, typer.Option("--state", metavar="cold|warm", help="Cache states. Left out: both.")
     ] = None,
@@ -46,13 +57,26 @@ def bench(
         typer.Option(
             "--workload",
             metavar="KIND:TOKENS",
-            help=(
-                "prefill:N, decode:N, or gather:N (the rows alone, no model). Left out: prefill:512, "
-                "prefill:2048, decode:128."
-            ),
+            help="prefill:N, decode:N, or gather:N (the rows alone, no model). Left out: prefill:512, prefill:2048, "
+            "decode:128.",
         ),
     ] = None,
-    repeats: Annotated[int, typer.Option(metavar="N", help="Repeats of every cell; fewer than 5 allow no claim.")] = 5,
+    repeats: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Repeats, each with new processes; fewer than 6 allow no claim. Left out: 8."),
+    ] = None,
+    blocks: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Measurements of every cell in a repeat. Left out: 2, more for few cells."),
+    ] = None,
+    resolve: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Repeat until every interval is this narrow around its middle, such as 5%."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Repeat for this long at most, such as 10min. With --resolve: 10min."),
+    ] = None,
     twin: Annotated[
         bool,
         typer.Option(
@@ -65,7 +89,7 @@ def bench(
             "--tokens",
             metavar="FILE",
             readable=False,
-            help="Measure this prompt (ids); left out: varied ids, other ones in each repeat.",
+            help="Measure this prompt (ids); left out: varied ids, other ones in each block.",
         ),
     ] = None,
     least_unique: Annotated[
@@ -75,7 +99,7 @@ def bench(
     memory_limit: Annotated[
         str | None,
         typer.Option(
-            "--memory-limit", metavar="SIZE", help="Run every cell in this much memory, page cache included: 4GiB."
+            "--memory-limit", metavar="SIZE", help="Run every arm in this much memory, page cache included: 4GiB."
         ),
     ] = None,
     drop_caches: Annotated[
@@ -89,46 +113,53 @@ def bench(
     json_file: JsonFile = None,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Measure how fast modes, settings or commits are: cold and warm, at every depth, against the noise.
+    """Measure how fast modes, settings, commits or engines are: cold and warm, at every depth, against the noise.
 
     A cold cell is cold by proof or it is invalid. Ctrl-C keeps what is finished; `--resume` goes on. `plegate report
     DIR` makes the page.
 
-    Exit codes: 0 every cell is valid, 2 bad input, 3 a cell is invalid (the reason is named), 130 Ctrl-C.
+    Examples:
+
+        plegate bench model.gguf --arm prefetch --arm uring --resolve 5% --budget 10min
+
+        plegate bench --preset speed
+
+        plegate bench model.gguf --arm new=auto --arm old=auto,commit:HEAD~1
+
+    Exit codes: 0 every cell is valid, 2 bad input, 3 a cell is invalid (the reason is named) or the model changed
+    meanwhile, 130 Ctrl-C.
     """
     from harness.atomic import write_json
-    from harness.cases.prompts import read_one_prompt
     from harness.commands.outputs import check_outputs
+    from harness.commands.progress import stages
     from harness.errors import EXIT_CANNOT_RUN
     from harness.inputs import byte_count
     from harness.measure.caveats import caveats
-    from harness.measure.progress import showing
     from harness.measure.runner import Runner
     from harness.measure.statistics import summarise
     from harness.measure.store import Store
     from harness.measure.summary import print_summary
-    from harness.synth import cache_folder
+    from harness.pages.tables import print_line
+    from harness.synth import cache_folder, ensure_model
 
     store = Store(out)
     check_outputs({"--json": json_file}, [model, tokens, *store.kept], made=out)
-    matrix = _matrix(arm, baseline if arm or not resume else None, state, depth, workload, repeats, twin)
-    if resume:
-        plan = _checked_plan(store.read(), model)
-        of_matrix = {"arm": "arms", "state": "states", "depth": "depths", "workload": "workloads"}
-        of_matrix |= {"repeats": "repeats", "twin": "twin"}
-        asked = {name: (getattr(matrix, of), getattr(plan.matrix, of)) for name, of in of_matrix.items()}
-        asked["baseline"] = baseline, plan.matrix.baseline.name
-        asked["tokens"] = tokens and read_one_prompt(tokens), plan.tokens
-        asked["memory_limit"] = memory_limit and byte_count(memory_limit, "--memory-limit"), plan.memory_limit_bytes
-        asked |= {"least_unique": (least_unique, plan.least_unique), "drop_caches": (drop_caches, plan.drop_caches)}
-        _check_same(context, asked)
-    else:
-        plan = _plan(model, matrix, tokens, least_unique, memory_limit, drop_caches)
-        store.create(plan)
-    folder = cache_folder(cache_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    with store.alone(), showing() as tell:
-        results = Runner(store, plan, model, folder, tell).run()
+    matrix = _matrix(preset, arm, baseline if arm or not resume else None, state, depth, workload, blocks, twin)
+    limits = _limits(repeats, resolve, budget)
+    asked: dict[str, Any] = {"memory_limit_bytes": memory_limit and byte_count(memory_limit, "--memory-limit")}
+    asked |= {"drop_caches": drop_caches, "least_unique": least_unique, "tokens": _prompt(tokens), **limits}
+    with stages() as tell:
+        path = model or ensure_model("nano", cache_dir, tell)
+        if resume:
+            plan = _checked_plan(store.read(), path)
+            _check_same(context, matrix, baseline, asked, plan)
+        else:
+            plan = _plan(path, matrix, asked, str(tokens))
+            store.create(plan)
+        folder = cache_folder(cache_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with store.alone():
+            results = Runner(store, plan, path, folder, tell).run()
     summaries = summarise(results)
     found = caveats(results, summaries)
     print_summary(results, summaries, found)
@@ -137,88 +168,125 @@ def bench(
         from harness.measure.export import as_json
 
         write_json(json_file, as_json(results, summaries, found))
-    raise typer.Exit(EXIT_CANNOT_RUN if results.invalid else 0)
+    if results.changed:
+        print_line(f"changed: {results.changed}")
+    raise typer.Exit(EXIT_CANNOT_RUN if results.invalid or results.changed else 0)
 
 
-def _check_same(context: typer.Context, asked: Mapping[str, tuple[Any, Any]]) -> None:
-    """Raises: InputError for an option given with --resume that is not what the run was started with.
-
-    asked: by parameter, what the options say and what the run has.
-    """
+def _limits(repeats: int | None, resolve: str | None, budget: str | None) -> dict[str, Any]:
+    """How long the run goes on, as the plan's fields. Raises: InputError."""
+    from harness.measure.plan import MOST_REPEATS, REPEATS
     from model_file.errors import InputError
 
+    share = seconds = None
+    if resolve is not None:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(%?)", resolve, re.ASCII)
+        share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
+        if not 0.001 <= share <= 1:
+            raise InputError(f"--resolve {resolve}: expected a share from 0.1% to 100%, such as 5%")
+    if budget is not None or resolve is not None:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h)", budget or "10min", re.ASCII)
+        seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
+        if not 1 <= seconds <= 30 * 24 * 3600:
+            raise InputError(f"--budget {budget}: expected a time from 1s to 720h, such as 90s, 10min or 2h")
+    open_end = MOST_REPEATS if seconds is not None else REPEATS
+    return {"resolve": share, "budget_s": seconds, "repeats": open_end if repeats is None else repeats}
+
+
+def _prompt(tokens: Path | None) -> list[int] | None:
+    from harness.cases.prompts import read_one_prompt
+
+    return None if tokens is None else read_one_prompt(tokens)
+
+
+def _matrix(
+    preset: str,
+    arms: list[str] | None,
+    baseline: str | None,
+    states: list[str] | None,
+    depths: list[int] | None,
+    workloads: list[str] | None,
+    blocks: int | None,
+    twin: bool,
+) -> Matrix:
+    """The matrix that the options describe. Raises: InputError."""
+    from harness.measure.arms import parse_arms
+    from harness.measure.cells import STATES, parse_workload
+    from harness.measure.commits import resolve
+    from harness.measure.plan import PRESETS, Matrix, blocks_for
+    from model_file.errors import InputError
+
+    if preset not in PRESETS:
+        raise InputError(f"--preset {preset}: expected one of {', '.join(PRESETS)}")
+    wrong = next((state for state in states or () if state not in STATES), None)
+    if wrong is not None:
+        raise InputError(f"--state {wrong}: expected cold or warm")
+    base = PRESETS[preset]
+    works = tuple(parse_workload(text) for text in workloads) if workloads else base["workloads"]
+    chosen_states, chosen_depths = tuple(states or base["states"]), tuple(depths or base["depths"])
+    return Matrix(
+        arms=tuple(resolve(arm) for arm in parse_arms(arms or base["arms"], baseline)),
+        states=chosen_states,
+        depths=chosen_depths,
+        workloads=works,
+        blocks=blocks_for(len(works) * len(chosen_states) * len(chosen_depths)) if blocks is None else blocks,
+        twin=twin,
+    )
+
+
+def _plan(model: Path, matrix: Matrix, asked: dict[str, Any], prompt_name: str) -> RunPlan:
+    """The run: everything is looked at before anything is measured. Raises: InputError."""
+    from dataclasses import replace
+
+    from harness.measure.machine import machine_facts, model_facts
+    from harness.measure.store import RunPlan
+    from harness.measure.stream import check_given
+    from model_file.errors import InputError
+
+    matrix = replace(matrix, repeats=asked["repeats"])
+    facts = model_facts(model, any(work.kind != "gather" for work in matrix.workloads))
+    if matrix.context > facts["context"]:
+        raise InputError(
+            f"{model}: has a context of {facts['context']} tokens, expected at least the {matrix.context} that the "
+            "deepest cell needs: use a smaller --depth"
+        )
+    if asked["tokens"] is not None:
+        check_given(asked["tokens"], matrix.workloads, facts["vocab"], prompt_name)
+    fields = {name: value for name, value in asked.items() if name != "repeats"}
+    return RunPlan(matrix, facts, machine_facts(model), **fields)
+
+
+def _check_same(
+    context: typer.Context, matrix: Matrix, baseline: str | None, asked: Mapping[str, Any], plan: RunPlan
+) -> None:
+    """Raises: InputError for an option given with --resume that is not what the run was started with."""
+    from model_file.errors import InputError
+
+    of_matrix = {"arm": "arms", "state": "states", "depth": "depths", "workload": "workloads"}
+    pairs = {name: (getattr(matrix, of), getattr(plan.matrix, of)) for name, of in of_matrix.items()}
+    pairs |= {name: (getattr(matrix, name), getattr(plan.matrix, name)) for name in ("blocks", "twin")}
+    pairs |= {"baseline": (baseline, plan.matrix.baseline.name), "repeats": (asked["repeats"], plan.matrix.repeats)}
+    of_plan = {"memory_limit": "memory_limit_bytes", "budget": "budget_s"}
+    for name in ("memory_limit", "drop_caches", "least_unique", "tokens", "resolve", "budget"):
+        of = of_plan.get(name, name)
+        pairs[name] = asked[of], getattr(plan, of)
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
-        if option.name in asked and source is not None and source.name == "COMMANDLINE":
-            given, started = asked[option.name]
-            if given != started:
+        if option.name in pairs and source is not None and source.name == "COMMANDLINE":
+            given, started = pairs[option.name]
+            if given != started and option.name != "budget":  # a run may be given more time
                 raise InputError(
                     f"--resume: {option.opts[0]} is another than the run was started with, which goes on unchanged: "
                     "leave the option out, or start another run with --out"
                 )
 
 
-def _matrix(
-    arms: list[str] | None,
-    baseline: str | None,
-    states: list[str] | None,
-    depths: list[int] | None,
-    workloads: list[str] | None,
-    repeats: int,
-    twin: bool,
-) -> Matrix:
-    """The matrix that the options describe. Raises: InputError."""
-    from harness.measure.cells import STATES, parse_arms, parse_workload
-    from harness.measure.commits import resolve
-    from harness.measure.plan import ARMS, DEPTHS, WORKLOADS, Matrix
-    from model_file.errors import InputError
-
-    wrong = next((state for state in states or () if state not in STATES), None)
-    if wrong is not None:
-        raise InputError(f"--state {wrong}: expected cold or warm")
-    return Matrix(
-        arms=tuple(resolve(arm) for arm in parse_arms(arms or ARMS, baseline)),
-        states=tuple(states or STATES),
-        depths=tuple(depths or DEPTHS),
-        workloads=tuple(parse_workload(text) for text in workloads) if workloads else WORKLOADS,
-        repeats=repeats,
-        twin=twin,
-    )
-
-
-def _plan(
-    model: Path, matrix: Matrix, tokens: Path | None, least_unique: float, memory_limit: str | None, drop_caches: bool
-) -> RunPlan:
-    """The run: everything is looked at before anything is measured. Raises: InputError."""
-    from harness.cases.prompts import read_one_prompt
-    from harness.inputs import byte_count
-    from harness.measure.machine import machine_facts
-    from harness.measure.store import RunPlan
-    from harness.measure.stream import check_given
-    from harness.measure.workbench import model_facts
-    from model_file.errors import InputError
-
-    facts = model_facts(model, [work.kind != "gather" for work in matrix.workloads])
-    if matrix.context > facts["context"]:
-        raise InputError(
-            f"{model}: has a context of {facts['context']} tokens, expected at least the {matrix.context} that the "
-            "deepest cell needs: use a smaller --depth"
-        )
-    given = None
-    if tokens is not None:
-        given = read_one_prompt(tokens)
-        check_given(given, matrix.workloads, facts["vocab"], str(tokens))
-    limit = None if memory_limit is None else byte_count(memory_limit, "--memory-limit")
-    return RunPlan(matrix, facts, machine_facts(model), least_unique, limit, drop_caches, given)
-
-
 def _checked_plan(results: Results, model: Path) -> RunPlan:
     """The plan of a run that is taken up again. Raises: InputError when the model or the code is another one."""
-    from harness.measure.machine import machine_facts
-    from harness.measure.workbench import model_facts
+    from harness.measure.machine import machine_facts, model_facts
     from model_file.errors import InputError
 
-    facts = model_facts(model, [work.kind != "gather" for work in results.plan.matrix.workloads])
+    facts = model_facts(model, any(work.kind != "gather" for work in results.plan.matrix.workloads))
     here = machine_facts(model)
     for name, found, expected in (
         *((name, facts[name], results.plan.model[name]) for name in facts),
@@ -234,6 +302,7 @@ def _checked_plan(results: Results, model: Path) -> RunPlan:
 
 def _print_timing(results: Results) -> None:
     from harness.measure.summary import timing_text
+    from harness.pages.tables import print_line
 
     for session in results.timing.get("sessions", []):
-        typer.echo(timing_text(session))
+        print_line(timing_text(session))

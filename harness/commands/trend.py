@@ -45,7 +45,7 @@ def trend(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Report what became slower since the earlier runs of this machine: by factor and by significance.
+    """Report what became slower since the earlier runs of this machine: by factor and by interval.
 
     Runs of different machines (processor, memory, kernel, file system, device, jax) are never compared. A benchmark
     that is missing on one side is reported. What is slower stays slower in all later runs, until it is as fast as
@@ -58,9 +58,8 @@ def trend(
     from harness.commands.outputs import check_outputs
     from harness.errors import CannotRun
     from harness.measure.trend.compare import BUSY_CORES, compare
-    from harness.measure.trend.export import as_json
     from harness.measure.trend.runs import accept, add_run, history, keys, read_run
-    from harness.measure.trend.text import headline, markdown, notes
+    from harness.measure.trend.text import as_json, headline, markdown, notes
     from harness.pages.trend_page import render
     from model_file.errors import InputError
 

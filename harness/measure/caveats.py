@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.measure.cells import COLD, WARM, cell_from
-from harness.measure.protocol import OWN_MEMORY, PAST_THE_CACHE
-from harness.measure.statistics import FEWEST_FOR_CLAIM, GroupSummary, noise_of, unknown_noise
+from harness.measure.statistics import FEWEST_FOR_CLAIM, GroupSummary, noise_of, resolved_groups, unknown_noise
 from harness.measure.store import Results
+from harness.measure.worker.proof import OWN_MEMORY, PAST_THE_CACHE
 
 NOISY = 1.10  # a baseline that differs from itself by more than this factor
 BUSY_CORES = 0.25  # other processes kept more than this much of a core busy, in the median cell
@@ -34,7 +34,7 @@ def caveats(results: Results, summaries: Sequence[GroupSummary]) -> list[Caveat]
         *_repeats(results),
         *_noise(results, summaries),
         *_uniqueness(results, summaries),
-        *_warm_reads(results),
+        *_reads(results),
         *_extent(results),
         *_surroundings(results),
         *_notes(results),
@@ -42,11 +42,12 @@ def caveats(results: Results, summaries: Sequence[GroupSummary]) -> list[Caveat]
 
 
 def _invalid(results: Results) -> Iterator[Caveat]:
-    missing = [cell for cell in results.plan.cells() if cell.id not in results.cells]
-    if missing:
-        yield Caveat(
-            "unfinished", f"{len(missing)} of {len(results.plan.cells())} cells are not measured yet: --resume"
-        )
+    if results.changed:
+        yield Caveat("changed", results.changed)
+    planned = results.planned()
+    missing = [cell for cell in planned if cell.id not in results.cells]
+    if missing and results.plan.budget_s is None:
+        yield Caveat("unfinished", f"{len(missing)} of {len(planned)} cells are not measured yet: --resume")
     reasons = Counter(cell["reasons"][0].partition(":")[0] for cell in results.invalid.values())
     for name, count in reasons.most_common():
         first = next(c for c in results.invalid.values() if c["reasons"][0].startswith(name))
@@ -58,20 +59,29 @@ def _invalid(results: Results) -> Iterator[Caveat]:
 
 
 def _repeats(results: Results) -> Iterator[Caveat]:
-    repeats = results.plan.matrix.repeats
+    repeats = results.repeats
     if repeats < FEWEST_REPEATS:
         yield Caveat(
             "too-few-repeats",
-            f"{repeats} repeat(s): the spread is not known, nothing is claimed; at least 5 are needed",
+            f"{repeats} repeat(s): the spread is not known, nothing is claimed; at least {FEWEST_FOR_CLAIM} are needed",
         )
     elif repeats < FEWEST_FOR_CLAIM:
         yield Caveat(
-            "no-intervals", f"{repeats} repeats are too few for intervals, nothing is claimed; at least 5 are needed"
+            "no-intervals",
+            f"{repeats} repeats are too few for intervals, nothing is claimed; at least {FEWEST_FOR_CLAIM} are needed",
         )
     if not results.plan.matrix.twin:
         yield Caveat(
             "no-noise-pair", "the baseline did not run twice (--no-twin): the noise is not known, nothing is claimed"
         )
+    if (share := results.plan.resolve) is not None:
+        open_ones = len(results.plan.matrix.groups) - len(resolved_groups(results, share))
+        if open_ones:
+            yield Caveat(
+                "unresolved",
+                f"in {open_ones} of {len(results.plan.matrix.groups)} groups the time was over before every interval "
+                f"was within {share:.1%} of its middle: --resume with more --budget, or a larger --resolve",
+            )
 
 
 def _noise(results: Results, summaries: Sequence[GroupSummary]) -> Iterator[Caveat]:
@@ -91,7 +101,7 @@ def _noise(results: Results, summaries: Sequence[GroupSummary]) -> Iterator[Cave
         yield Caveat(
             "biased-control",
             f"in {len(biased)} of {len(summaries)} groups the baseline differs from itself in one direction, first in "
-            f"{biased[0].group.title}; by chance alone this happens in one of sixteen at 5 repeats",
+            f"{biased[0].group.title}; by chance alone this happens in at most one of ten",
         )
 
 
@@ -108,8 +118,15 @@ def _uniqueness(results: Results, summaries: Sequence[GroupSummary]) -> Iterator
         )
 
 
-def _warm_reads(results: Results) -> Iterator[Caveat]:
-    """Warm cells of page cache modes that read from the device all the same."""
+def _reads(results: Results) -> Iterator[Caveat]:
+    """Parts of the table that no device can be asked for, and warm cells that read from the device all the same."""
+    holes = max((cell.get("residency", {}).get("holes", 0.0) for cell in results.valid.values()), default=0.0)
+    if holes:
+        yield Caveat(
+            "holes",
+            f"{holes:.1%} of the table was never written (a download that is not finished, or space that was only "
+            "allocated): rows there come from no device, so cold figures are too good",
+        )
     leaks = []
     for cell in results.valid.values():
         mode = cell["effective_mode"]
@@ -129,7 +146,7 @@ def _warm_reads(results: Results) -> Iterator[Caveat]:
 
 def _extent(results: Results) -> Iterator[Caveat]:
     depths = len(results.plan.matrix.depths)
-    if depths < FEWEST_DEPTHS:
+    if depths < FEWEST_DEPTHS and any(work.kind != "gather" for work in results.plan.matrix.workloads):
         yield Caveat(
             "few-depths", f"{depths} depth(s): how a gain changes with depth is not known, expected at least 3"
         )
@@ -160,10 +177,10 @@ def _surroundings(results: Results) -> Iterator[Caveat]:
             "busy-machine",
             f"other processes kept {median(known):.1f} cores busy in the median cell, expected an idle machine",
         )
-    blocks: dict[tuple[str, int], set[int]] = {}
+    blocks: dict[tuple[str, int, int], set[int]] = {}
     for cell in results.valid.values():
         each = cell_from(cell["cell"])
-        blocks.setdefault((each.group.id, each.repeat), set()).add(cell["session"])
+        blocks.setdefault((each.group.id, each.repeat, each.block), set()).add(cell["session"])
     if split := sum(len(sessions) > 1 for sessions in blocks.values()):
         yield Caveat(
             "split-blocks",

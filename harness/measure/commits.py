@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.errors import CannotRun
-from harness.measure.cells import Arm
+from harness.measure.arms import Arm
 from model_file.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """What is run, by content: the engine, what it takes from the reference, and the benchmarks."""
+    """What is run, by content: the engine, what it takes from the reference, and what measures it."""
     digest = hashlib.sha256()
-    for folder in ("fast", "model_file", "harness/measure"):
+    for folder in ("fast", "model_file", "harness/measure/worker"):
         for path in sorted((root / folder).rglob("*.py")):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -48,7 +48,7 @@ def tree_of(arm: Arm, cache_dir: Path, root: Path = ROOT) -> Path:
     all.
 
     An export, not a worktree: the checkout that people work in is not touched.
-    Raises: CannotRun when the commit cannot be exported or has no benchmarks of its own.
+    Raises: CannotRun when the commit cannot be exported or has nothing to measure.
     """
     if arm.commit is None:
         return root
@@ -65,9 +65,9 @@ def tree_of(arm: Arm, cache_dir: Path, root: Path = ROOT) -> Path:
                 content.extractall(tree, filter="data")
             if not target.is_dir():
                 shutil.move(tree, target)
-    if not (target / "harness" / "bench" / "cell.py").exists():
+    if not (target / "fast" / "rows" / "__init__.py").exists():
         raise CannotRun(
-            f"--arm {arm.name}: commit {arm.commit[:12]} is older than the benchmarks (it has no "
-            "harness/measure/cell.py), expected one that can measure itself"
+            f"--arm {arm.name}: commit {arm.commit[:12]} has no fast/rows, so that there is nothing to measure: "
+            "expected one that reads tables"
         )
     return target

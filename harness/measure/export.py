@@ -10,27 +10,28 @@ from harness.measure.caveats import Caveat
 from harness.measure.statistics import GroupSummary, Side, noise_of
 from harness.measure.store import Results
 
-SCHEMA = "plegate.bench/1"
+SCHEMA = "plegate.bench/2"
 
 
 def as_json(results: Results, summaries: Sequence[GroupSummary], found: Sequence[Caveat]) -> dict[str, Any]:
     """Everything that the summary says. Units: tokens_per_s, bytes and seconds as named; ratios without unit."""
     return {
         "schema": SCHEMA,
+        "verdict": "changed" if results.changed else "invalid cells" if results.invalid else "measured",
         "model": results.plan.model,
         "machine": results.plan.machine,
         "caveats": [asdict(caveat) for caveat in found],
         "timing": results.timing,
-        "groups": [_group(summary) for summary in summaries],
+        "groups": [_group(results, summary) for summary in summaries],
     }
 
 
-def _group(summary: GroupSummary) -> dict[str, Any]:
+def _group(results: Results, summary: GroupSummary) -> dict[str, Any]:
     return {
         **asdict(summary.group),
         "unique_ratio": summary.unique_ratio,
         "noise": noise_of(summary.twin_ratio),
-        "arms": [_side(side) for side in summary.sides.values()],
+        "arms": [_side(results, side) for side in summary.sides.values()],
         "comparisons": [
             {
                 "arm": comparison.arm,
@@ -44,9 +45,10 @@ def _group(summary: GroupSummary) -> dict[str, Any]:
     }
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side(results: Results, side: Side) -> dict[str, Any]:
     return {
         "arm": side.arm,
+        "ran": results.plan.arm(side.arm).ran or side.arm,
         "tokens_per_s": asdict(side.speed),
         "disk_bytes": side.middle("used", "disk_bytes"),
         "over_read": side.over_read,

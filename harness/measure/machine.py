@@ -1,13 +1,17 @@
-"""The machine as far as a speed depends on it. Names no host, no user and no path."""
+"""The machine and the model as far as a speed depends on them. Names no host, no user and no path."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.environment import environment
 from harness.measure.commits import code_digest
+from model_file.config import config_from
+from model_file.errors import InputError
+from model_file.gguf_file import open_gguf
 
 
 def machine_facts(model: Path) -> dict[str, Any]:
@@ -48,3 +52,57 @@ def _text(path: Path) -> str | None:
         return path.read_text(encoding="utf-8").strip() or None
     except OSError:
         return None
+
+
+def identity(paths: Sequence[Path]) -> list[list[int]]:
+    """What is another number for another file, or for other bytes in it: device, inode, size and time of change."""
+    found = []
+    for path in paths:
+        try:
+            status = path.stat()
+            found.append([status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns])
+        except OSError:
+            found.append([])
+    return found
+
+
+def model_facts(model: Path, needs_model: bool) -> dict[str, Any]:
+    """What identifies the file, without its folder, and what its tokens are made from.
+
+    Raises: InputError when it cannot serve the workloads.
+    """
+    from fast.rows import locate_table
+
+    with open_gguf(model) as file:
+        table = locate_table(file)
+        hashed = f"{file.architecture}.ple.head_vocab_sizes" in file.metadata
+        facts: dict[str, Any] = {
+            "file": file.paths[0].name,
+            "size_bytes": file.size_bytes,
+            "changed_ns": [path.stat().st_mtime_ns for path in file.paths],
+            "table_type": table.type.name,
+            "table_rows": table.rows,
+            "table_bytes": table.size_bytes,
+            "row_bytes": table.row_bytes,
+            "rows_per_token": 1,
+            "vocab": 0,
+            "eos": 0,
+            "context": 1 << 62,
+        }
+        if needs_model:
+            from model_file.inventory import take_inventory
+
+            if len(file.tensors) == 1:
+                raise InputError(f"{model}: holds nothing but the table, expected a model: measure --workload gather:N")
+            take_inventory(file, config_from(file))
+        if hashed or needs_model:
+            config = config_from(file)
+            facts |= {"layers": config.layers, "width": config.width, "vocab": config.vocab}
+            facts |= {"context": config.context, "rows_per_token": config.ple.heads, "eos": config.ple.hash.eos}
+        return facts
+
+
+def paths_of(model: Path) -> list[Path]:
+    """Every shard of the model."""
+    with open_gguf(model) as file:
+        return list(file.paths)

@@ -7,15 +7,12 @@ limited.
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from harness.errors import CannotRun
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -65,22 +62,6 @@ def limited(size_bytes: int | None, root: Path = CGROUP_ROOT) -> Iterator[Limit 
         return
     problem = "; ".join(problems) or f"{root} holds no memory controller"
     yield Limit("rlimit", size_bytes, None, problem)
-
-
-def join(limit: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Put this process, and all it will allocate, under the limit. Raises: CannotRun when that is refused."""
-    if limit is None:
-        return None
-    try:
-        if limit["group"]:
-            (Path(limit["group"]) / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
-        else:
-            resource.setrlimit(resource.RLIMIT_DATA, (limit["size_bytes"], limit["size_bytes"]))
-    except (OSError, ValueError) as error:
-        raise CannotRun(
-            f"--memory-limit: this process cannot be put under the limit of {limit['kind']}: {error}"
-        ) from error
-    return {name: limit[name] for name in ("kind", "size_bytes", "problem")}
 
 
 def _places(root: Path) -> Iterator[tuple[str, Path, str]]:

@@ -1,168 +1,287 @@
-"""Runs the cells of a plan one after the other, each in a process of its own, and keeps what is finished."""
+"""Measures what is missing from a folder of results: each repeat starts a process for every arm, then blocks follow."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from harness.atomic import write_json
+from fast.rows.resident import available_bytes
 from harness.errors import CannotRun
-from harness.measure.cell import PARENT, SCHEMA
-from harness.measure.cells import Cell, arm_as_dict, cell_as_dict
-from harness.measure.commits import tree_of
+from harness.measure.arms import OUTSIDE, Arm
+from harness.measure.cells import Cell, Group
+from harness.measure.commits import code_digest, tree_of
+from harness.measure.machine import identity, paths_of
 from harness.measure.memory_limit import limited
-from harness.measure.predict import Estimate, TimeLeft, calibration_cells, preparation_cells, worth_calibrating
+from harness.measure.process import Process, ProcessFailed
+from harness.measure.statistics import resolved_groups
 from harness.measure.store import Results, RunPlan, Store
+from harness.measure.stream import Tokens
 
-CELL_TIMEOUT_S = 1800.0
+MOST_FAILURES = 2  # a process that ended more often than this in one repeat is not started again in it
+MEMORY_SHARE = 0.6  # of what is available: arms that need more together are measured one after the other
+PROCESS_BYTES = 700 << 20  # that a process with a model needs beside its weights
 Tell = Callable[[str, int, int, float | None], None]
 """Receives what is going on, cells done, cells in all, and the seconds left where they are known."""
+
+
+Slower = Callable[[Cell], float]
+"""A factor by which a cell is made slower, to prove that it is noticed."""
+
+
+def _as_it_is(_: Cell) -> float:
+    return 1.0
+
+
+class Opened(Protocol):
+    """An arm that is ready to be measured. spec: what it was told first."""
+
+    spec: dict[str, Any]
+
+    def opened(self) -> dict[str, Any]: ...
+    def measure(self, order: dict[str, Any]) -> dict[str, Any]: ...
+    def close(self) -> None: ...
+
+
+class Changed(Exception):
+    """The model is not the file any more that the run began with."""
 
 
 class Runner:
     """Measures what is missing from a folder of results."""
 
-    def __init__(self, store: Store, plan: RunPlan, model: Path, cache_dir: Path, tell: Tell) -> None:
-        self._store, self._plan, self._tell = store, plan, tell
+    def __init__(
+        self, store: Store, plan: RunPlan, model: Path, cache_dir: Path, tell: Tell, slower: Slower = _as_it_is
+    ) -> None:
+        self._store, self._plan, self._tell, self._slower = store, plan, tell, slower
         self._model, self._cache_dir = model.resolve(), cache_dir.resolve()
-        self._tokens = plan.tokens
-        self._session = 0
+        facts, given = plan.model, tuple(plan.tokens) if plan.tokens is not None else None
+        avoid = (facts["eos"],) if facts["eos"] < facts["vocab"] else ()
+        self._tokens = Tokens(facts["vocab"], avoid, facts["rows_per_token"], given, plan.seed)
+        self._paths = paths_of(self._model)
+        self._identity = identity(self._paths)
+        self._results = Results(plan, {})
+        self._session: dict[str, Any] = {}
 
     def run(self) -> Results:
-        """Prepare, calibrate, predict, measure. Ctrl-C leaves every finished cell; so does anything else."""
+        """Prepare, measure, predict. Ctrl-C leaves every finished cell; so does anything else."""
         self._store.sweep()
-        results = self._store.read()
-        cells = self._plan.cells()
-        missing = [cell for cell in cells if not results.cells.get(cell.id, {"valid": False})["valid"]]
-        if not missing:
+        self._results = results = self._store.read()
+        if not any(self._missing(repeat) for repeat in range(results.repeats)) and self._plan.budget_s is None:
             return results
-        timing = results.timing or {"sessions": []}
-        known = [
-            (cell, results.cells[cell.id]["wall_s"]) for cell in cells if "wall_s" in results.cells.get(cell.id, {})
+        results.timing = {"sessions": [], **results.timing}
+        results.timing.pop("changed", None)
+        of = sum(len(self._missing(repeat)) for repeat in range(results.repeats)) if self._plan.budget_s is None else 0
+        self._session = {"cells": 0, "of": of, "took_s": 0.0, "repeats_s": []}
+        results.timing["sessions"].append(self._session)
+        try:
+            self._prepare()
+            self._repeats()
+        except Changed as change:
+            results.timing["changed"] = str(change)
+        self._store.write_timing(results.timing)
+        return results
+
+    def _missing(self, repeat: int, done: Sequence[Group] = ()) -> list[Cell]:
+        cells = self._results.cells
+        return [
+            cell
+            for cell in self._plan.matrix.cells_of(repeat)
+            if cell.group not in done and not cells.get(cell.id, {"valid": False})["valid"]
         ]
-        estimate = self._estimate(missing, known)
-        session: dict[str, Any] = {"cells": 0, "of": len(missing), "predicted_s": estimate.total(missing)}
-        session |= {"predicted_for_cells_s": 0.0, "took_s": 0.0}
-        self._session = len(timing["sessions"])
-        timing["sessions"].append(session)
-        self._store.write_timing(timing)
-        self._measure(missing, len(cells), estimate, timing)
-        return self._store.read()
 
-    def _estimate(self, missing: Sequence[Cell], known: Sequence[tuple[Cell, float]]) -> Estimate:
-        """The time model: from cells that were measured for it, or, in a run taken up again, from the finished ones."""
+    def _repeats(self) -> None:
+        started, budget_s = time.monotonic(), self._plan.budget_s
+        for repeat in range(self._plan.matrix.repeats):
+            done: Sequence[Group] = ()
+            if self._plan.resolve is not None:
+                done = resolved_groups(self._results, self._plan.resolve)
+            cells = self._missing(repeat, done)
+            if not cells:
+                if len(done) == len(self._plan.matrix.groups):
+                    return
+                continue
+            past = self._session["repeats_s"]
+            spent_s = time.monotonic() - started
+            if budget_s is not None and past and spent_s + sum(past) / len(past) > budget_s:
+                return
+            began = time.monotonic()
+            self._repeat(cells, started)
+            past.append(time.monotonic() - began)
+
+    def _prepare(self) -> None:
+        """Let what is made once and kept be made: compiled programs, and the states of the depths."""
         matrix = self._plan.matrix
-        if len(known) >= len(matrix.all_arms) * len(matrix.states):
-            return Estimate(matrix, known)
-        folder = self._store.folder / "calibration"
-        folder.mkdir(exist_ok=True)
-        preparing = preparation_cells(matrix)
-        for number, cell in enumerate(preparing):
-            text = f"preparing {number + 1} of {len(preparing)}: the state at depth {cell.depth} and the programs"
-            self._tell(text, 0, len(missing), None)
-            self._one(cell, folder / f"prepared-{cell.id}.json")
-        calibrating = calibration_cells(matrix) if worth_calibrating(matrix, missing) else missing[:1]
-        measured = []
-        for number, cell in enumerate(calibrating):
-            self._tell(f"calibrating {number + 1} of {len(calibrating)}: {cell.group.title}", 0, len(missing), None)
-            measured.append((cell, self._one(cell, folder / f"{cell.id}.json")["wall_s"]))
-        return Estimate(matrix, measured)
+        works = [work for work in matrix.workloads if work.kind != "gather"]
+        arms = {(arm.commit, tuple(arm.engine_settings.items())): arm for arm in reversed(matrix.arms)}
+        for arm in arms.values() if works else ():
+            if arm.mode in OUTSIDE:
+                continue
+            self._tell(f"preparing {arm.name}: programs and the states of the depths", 0, self._session["of"], None)
+            with ExitStack() as stack:
+                try:
+                    process = self._start(arm, stack)
+                    process.opened()
+                    for depth in matrix.depths:
+                        for work in works:
+                            cell = Cell(arm.name, matrix.states[0], depth, work, 0)
+                            process.measure(self._order(cell, arm) | {"prepare": True})
+                except (ProcessFailed, CannotRun):
+                    pass  # its cells will say so
 
-    def _measure(self, missing: Sequence[Cell], total: int, estimate: Estimate, timing: dict[str, Any]) -> None:
-        session = timing["sessions"][-1]
-        left = TimeLeft(estimate)
-        started = time.monotonic()
-        for number, cell in enumerate(missing):
-            done = total - len(missing) + number
-            self._tell(
-                f"{cell.group.title}: {cell.arm}, repeat {cell.repeat + 1}", done, total, left.left(missing[number:])
-            )
-            result = self._one(cell, self._store.path(cell))
-            left.finished(cell, result["wall_s"])
-            session["cells"], session["took_s"] = number + 1, time.monotonic() - started
-            session["predicted_for_cells_s"] += estimate.seconds(cell)
-            self._store.write_timing(timing)
+    def _repeat(self, cells: Sequence[Cell], started: float) -> None:
+        """Measure cells of one repeat, each arm in one new process; one after the other where memory is short."""
+        names = list(dict.fromkeys(cell.arm for cell in cells))
+        together = self._fit(names)
+        if not together:
+            cells = sorted(cells, key=lambda cell: names.index(cell.arm))
+        with ExitStack() as stack:
+            crew = Crew(self, stack)
+            if together:
+                crew.open(names)
+            for cell in cells:
+                if not together:
+                    crew.keep_only(cell.arm)
+                self._show(cell)
+                begun = time.monotonic()
+                content = self._block(crew, cell)
+                content["wall_s"] = time.monotonic() - begun
+                self._results.cells[cell.id] = self._store.write(cell, self._plan.arm(cell.arm), content)
+                self._session["cells"] += 1
+                self._session["took_s"] = time.monotonic() - started
+                self._store.write_timing(self._results.timing)
 
-    def _one(self, cell: Cell, path: Path) -> dict[str, Any]:
-        """Measure one cell; what goes wrong is written down as an invalid cell."""
-        arm = self._plan.arm(cell.arm)
-        started = time.monotonic()
+    def _block(self, crew: Crew, cell: Cell) -> dict[str, Any]:
+        """One measurement of one arm; what goes wrong makes an invalid cell. Raises: Changed."""
+        self._check_identity()
+        head: dict[str, Any] = {"session": len(self._results.timing["sessions"]) - 1, "notes": [], "reasons": []}
         try:
+            process, facts = crew.process(cell.arm)
+            arm = self._plan.arm(cell.arm)
+            head |= {"code": arm.commit or code_digest(), **facts}
+            result = process.measure(self._order(cell, arm))
+            head["process"] = facts["process"] | result.pop("process")
+            head |= result
+        except ProcessFailed as failure:
+            crew.failed(cell.arm, str(failure))
+            head |= {"valid": False, "reasons": [str(failure)]}
+        self._check_identity()
+        return head
+
+    def _check_identity(self) -> None:
+        """Raises: Changed when the model's files are others, or have other bytes."""
+        found = identity(self._paths)
+        for path, before, now in zip(self._paths, self._identity, found, strict=True):
+            if now != before:
+                what = "is gone" if not now else "was replaced" if now[:2] != before[:2] else "was written to"
+                raise Changed(
+                    f"{path.name} {what} while it was measured: what came before is of the file as it was, nothing was "
+                    "measured after; start again on a file that stays as it is"
+                )
+
+    def _order(self, cell: Cell, arm: Arm) -> dict[str, Any]:
+        chunk = self._engine_settings(arm).get("chunk", 512) if cell.workload.kind != "gather" else 512
+        order = self._tokens.order(cell, chunk) | {"drop_caches": self._plan.drop_caches}
+        order["slower"] = self._slower(cell)
+        if cell.depth and cell.workload.kind != "gather":
+            code = f"{arm.commit or code_digest()}-{abs(hash(tuple(map(tuple, self._identity))))}"
+            order["state_file"] = str(self._cache_dir / "depths" / f"{cell.depth}-{code}.pickle")
+        return order
+
+    def _engine_settings(self, arm: Arm) -> dict[str, Any]:
+        """What the engine is made with: as `run` makes it. Another commit's own defaults where it is one."""
+        from harness.engines.settings import engine_settings
+
+        programs = str(self._cache_dir / "programs")
+        settings = vars(engine_settings(self._plan.matrix.context, cache_dir=Path(programs), **arm.engine_settings))
+        if arm.commit:
+            settings = {name: settings[name] for name in ("context", *arm.engine_settings)}
+        return {**settings, "cache_dir": programs}
+
+    def spec(self, arm: Arm) -> dict[str, Any]:
+        """What an arm's process is told first."""
+        needs_model = any(work.kind != "gather" for work in self._plan.matrix.workloads)
+        spec: dict[str, Any] = {"model": str(self._model), "mode": arm.mode, "row_settings": arm.row_settings}
+        spec |= {"needs_model": needs_model, "hashed": self._plan.model["vocab"] > 0}
+        return spec | {"engine_settings": self._engine_settings(arm) if needs_model else {}}
+
+    def _start(self, arm: Arm, stack: ExitStack) -> Opened:
+        if arm.mode in OUTSIDE:
+            from harness.measure.outside import Outside
+
+            process: Opened = Outside(arm, self._model, self._plan.matrix.context)
+        else:
             root = tree_of(arm, self._cache_dir)
-            with limited(self._plan.memory_limit_bytes) as limit:
-                spec = {
-                    "schema": SCHEMA,
-                    "model": str(self._model),
-                    "cell": cell_as_dict(cell),
-                    "arm": arm_as_dict(arm),
-                    "context": self._plan.matrix.context,
-                    "cache_dir": str(self._cache_dir),
-                    "drop_caches": self._plan.drop_caches,
-                    "tokens": self._tokens,
-                    "session": self._session,
-                    "limit": limit.as_dict() if limit else None,
-                }
-                failure = run_child(spec, path, root)
-        except CannotRun as error:
-            failure = str(error)
-        if failure is None:
-            result = _add_wall(path, time.monotonic() - started)
-            if result is not None:
-                return result
-            failure = "no-result: its process ended well but wrote no result that can be read"
-        return self._store.write_failure(cell, arm, failure, path, time.monotonic() - started)
+            limit = stack.enter_context(limited(self._plan.memory_limit_bytes))
+            process = Process(self.spec(arm) | {"limit": limit.as_dict() if limit else None}, root)
+        stack.callback(process.close)
+        return process
+
+    def _fit(self, names: Sequence[str]) -> bool:
+        """Whether all arms find room in memory at once."""
+        if self._plan.memory_limit_bytes is not None or (available := available_bytes()) is None:
+            return self._plan.memory_limit_bytes is None
+        table, whole = self._plan.model["table_bytes"], self._plan.model["size_bytes"]
+        engine = whole - table + PROCESS_BYTES if any(w.kind != "gather" for w in self._plan.matrix.workloads) else 0
+        modes = [self._plan.arm(name).mode for name in names]
+        return sum(engine + (table if mode == "resident" else 0) for mode in modes) < MEMORY_SHARE * available
+
+    def _show(self, cell: Cell) -> None:
+        done, session = len(self._results.valid), self._session
+        left_s = None
+        if session["of"] and session["cells"]:
+            left_s = (session["of"] - session["cells"]) * session["took_s"] / session["cells"]
+        total = done + session["of"] - session["cells"] if session["of"] else 0
+        self._tell(f"{cell.group.title}: {cell.arm}, repeat {cell.repeat + 1}", done, total, left_s)
 
 
-def run_child(spec: dict[str, Any], path: Path, root: Path) -> str | None:
-    """Run one cell in a process; None when it wrote its result, else what went wrong."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *_kept_paths()]), PARENT: str(os.getpid())}
-    command = [sys.executable, "-m", "harness.measure.cell", str(path.resolve())]
-    path.unlink(missing_ok=True)
-    with subprocess.Popen(
-        command,
-        cwd=root,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        try:
-            _, errors = child.communicate(json.dumps(spec), timeout=CELL_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            return f"timeout: it took more than {CELL_TIMEOUT_S:.0f} s"
-        except BaseException:
-            child.kill()
-            raise
-    if child.returncode == 0:
-        return None
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
-        limit = spec["limit"]
-        hint = f": it needed more than the limit of {limit['size_bytes']} bytes" if limit and name == "SIGKILL" else ""
-        return f"killed: its process was ended by {name}{hint}"
-    last = [line for line in errors.splitlines() if line.strip()][-3:]
-    return f"failed: its process ended with {child.returncode}: {' | '.join(last)}"
+class Crew:
+    """The processes of one repeat, by arm."""
 
+    def __init__(self, runner: Runner, stack: ExitStack) -> None:
+        self._runner, self._stack = runner, stack
+        self._open: dict[str, tuple[Opened, dict[str, Any], ExitStack]] = {}
+        self._failures: dict[str, list[str]] = {}
 
-def _kept_paths() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    def open(self, names: Sequence[str]) -> None:
+        """Start the processes of these arms, all at once."""
+        started = {}
+        for name in names:
+            own = self._stack.enter_context(ExitStack())
+            began = time.monotonic()
+            try:
+                started[name] = self._runner._start(self._runner._plan.arm(name), own), own, began
+            except (CannotRun, ProcessFailed) as error:
+                self._failures[name] = [str(error)] * (MOST_FAILURES + 1)
+        for name, (process, own, began) in started.items():
+            try:
+                facts = process.opened()
+            except (CannotRun, ProcessFailed) as error:
+                own.close()
+                self._failures[name] = [str(error)] * (MOST_FAILURES + 1)
+                continue
+            facts["process"] = {"opened_s": facts.pop("opened_s", time.monotonic() - began)}
+            limit = process.spec.get("limit")
+            facts["limit"] = limit and {key: limit[key] for key in ("kind", "size_bytes", "problem")}
+            self._open[name] = process, facts, own
 
+    def process(self, name: str) -> tuple[Opened, dict[str, Any]]:
+        """The arm's process, started if it is not there. Raises: ProcessFailed where it failed too often."""
+        if name not in self._open and len(self._failures.get(name, [])) <= MOST_FAILURES:
+            self.open([name])
+        if name not in self._open:
+            raise ProcessFailed(self._failures[name][-1])
+        return self._open[name][:2]
 
-def _add_wall(path: Path, wall_s: float) -> dict[str, Any] | None:
-    """Put the whole time of the process, as its parent saw it, into its result."""
-    try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    result["wall_s"] = wall_s
-    write_json(path, result)
-    return result
+    def failed(self, name: str, reason: str) -> None:
+        """End the arm's process, which gave no answer."""
+        if name in self._open:
+            self._open.pop(name)[2].close()
+            self._failures.setdefault(name, []).append(reason)
+
+    def keep_only(self, name: str) -> None:
+        """End all processes but this arm's."""
+        for other in [other for other in self._open if other != name]:
+            self._open.pop(other)[2].close()

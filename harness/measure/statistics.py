@@ -1,25 +1,30 @@
-"""Medians, intervals and verdicts: `scipy` does the statistics, this file says what may be claimed.
+"""Medians, intervals and verdicts: the one statistic behind every comparison.
 
-Two arms are compared by the ratios of their times within blocks, the runs that stand next to each other. The interval
-is the exact rank interval of the median: no assumption about the noise, at the price that it takes five ratios to
-have one.
+Two arms are compared within blocks, where they ran next to each other: the ratio of a repeat is the median of its
+blocks' ratios. Every repeat has new processes, so that a process which happened to be slow is one value among many.
+
+The interval is a rank interval of the median, and holds the true median at every look at once in 90% of runs: one may
+look after each repeat and stop when one likes. It rests on a bet. For a median m, each repeat's ratio lies above m as
+often as below; a gambler with Krichevsky and Trofimov's mixture of stakes has 2^n B(k + 1/2, n - k + 1/2) / pi of his
+first coin after n repeats, k of them above. He multiplies it by ten with a chance of at most a tenth, ever (Ville's
+inequality). The interval is all m for which he has not. No distribution is assumed; six repeats are the fewest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, log
+from functools import cache
+from math import exp, lgamma, log, pi
 from statistics import median
 from typing import Any
 
-from harness.measure.cells import COLD, Cell, Group
-from harness.measure.protocol import OWN_MEMORY
+from harness.measure.cells import COLD, Group
 from harness.measure.store import Results
+from harness.measure.worker.proof import OWN_MEMORY
 
 CONFIDENCE = 0.90
-FEWEST_FOR_CLAIM = 5  # with four ratios or fewer no rank interval of the median reaches 90%
-CHANCE = 0.03  # of comparisons of arms equal in speed and noise are claimed, at most; at five repeats half a percent
+FEWEST_FOR_CLAIM = 6  # with five or fewer repeats the gambler has not won enough
 FASTER, SLOWER, NO_DIFFERENCE, NO_CLAIM = "faster", "slower", "no difference shown", "no claim"
 
 
@@ -37,19 +42,29 @@ class Spread:
         """Whether the whole interval lies on one side of 1."""
         return self.low is not None and self.high is not None and (self.low > 1 or self.high < 1)
 
+    def within(self, share: float) -> bool:
+        """Whether the interval reaches no further than this share, 0.05 for 5%, to both sides of its middle."""
+        return self.low is not None and self.high is not None and self.high <= self.low * (1 + share) ** 2
+
+
+@cache
+def _left_out(count: int) -> int | None:
+    """How many values lie outside the interval at each end; None where even all values are too few."""
+    found = None
+    for above in range(count // 2 + 1):
+        won = count * log(2) + lgamma(above + 0.5) + lgamma(count - above + 0.5) - lgamma(count + 1) - log(pi)
+        if won < -log(1 - CONFIDENCE):
+            break
+        found = above
+    return found
+
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and exact rank interval. Raises: ValueError for no values."""
-    from scipy.stats import quantile_test
-
-    middle = median(values)
-    if len(values) < FEWEST_FOR_CLAIM:
-        return Spread(middle, None, None, len(values))
-    interval = quantile_test(list(values), q=1.0, p=0.5).confidence_interval(CONFIDENCE)
-    low, high = float(interval.low), float(interval.high)
-    if not (-inf < low <= middle <= high < inf):
-        return Spread(middle, None, None, len(values))
-    return Spread(middle, low, high, len(values))
+    """Median and interval, as the file's docstring says. Raises: ValueError for no values."""
+    ordered, outside = sorted(values), _left_out(len(values))
+    if outside is None:
+        return Spread(median(ordered), None, None, len(ordered))
+    return Spread(median(ordered), ordered[outside], ordered[-1 - outside], len(ordered))
 
 
 @dataclass(frozen=True)
@@ -118,34 +133,52 @@ def summarise(results: Results, baseline: str | None = None) -> list[GroupSummar
     """One summary per group that has a valid cell, in the plan's order; compared with another baseline if wanted."""
     matrix = results.plan.matrix
     base = baseline or matrix.baseline.name
+    found: dict[Group, dict[str, list[dict[str, Any]]]] = {group: {} for group in matrix.groups}
+    for cell in results.planned():
+        if (content := results.valid_cell(cell)) is not None:
+            found[cell.group].setdefault(cell.arm, []).append(content)
     summaries = []
-    groups = dict.fromkeys(cell.group for cell in results.plan.cells())
-    for group in groups:
-        sides = {}
-        for arm in matrix.all_arms:
-            found = [
-                results.valid.get(Cell(arm.name, group.state, group.depth, group.workload, r).id) for r in _all(results)
-            ]
-            cells = tuple(cell for cell in found if cell is not None)
-            if cells:
-                sides[arm.name] = Side(arm.name, spread([cell["tokens_per_s"] for cell in cells]), cells)
+    for group, by_arm in found.items():
+        names = [arm.name for arm in matrix.all_arms if arm.name in by_arm]
+        sides = {name: Side(name, spread(_speeds(by_arm[name])), tuple(by_arm[name])) for name in names}
         if sides:
             summaries.append(_summary(results, group, sides, base))
     return summaries
 
 
-def _all(results: Results) -> range:
-    return range(results.plan.matrix.repeats)
+def resolved_groups(results: Results, share: float) -> list[Group]:
+    """The groups in which every comparison, the baseline with itself too, is known as well as asked for."""
+    enough = []
+    for summary in summarise(results):
+        ratios = [comparison.ratio for comparison in summary.comparisons] + [summary.twin_ratio]
+        wanted = len(results.plan.matrix.all_arms) - 1
+        known = [ratio for ratio in ratios if ratio is not None]
+        if len(known) == wanted and all(ratio.within(share) for ratio in known):
+            enough.append(summary.group)
+    return enough
+
+
+def by_repeat(cells: Sequence[dict[str, Any]], name: str) -> dict[int, dict[int, float]]:
+    """A number of each cell, by repeat and block."""
+    found: dict[int, dict[int, float]] = {}
+    for cell in cells:
+        found.setdefault(cell["cell"]["repeat"], {})[cell["cell"]["block"]] = cell[name]
+    return found
+
+
+def _speeds(cells: Sequence[dict[str, Any]]) -> list[float]:
+    return [median(blocks.values()) for blocks in by_repeat(cells, "tokens_per_s").values()]
 
 
 def _summary(results: Results, group: Group, sides: dict[str, Side], base: str) -> GroupSummary:
     matrix = results.plan.matrix
     # Only the plan's baseline ran twice: its noise says nothing of another arm's.
     twin = matrix.all_arms[-1].name if matrix.twin and base == matrix.baseline.name else None
-    pairs = _ratios(sides, base, twin) if twin else []
+    pairs = ratios(sides, base, twin) if twin else []
     twin_ratio = spread(pairs) if pairs else None
     unique = [cell["rows"]["unique_ratio"] for side in sides.values() for cell in side.cells]
-    ratio = median(unique) if unique else None
+    known = [ratio for ratio in unique if ratio is not None]
+    ratio = median(known) if known else None
     comparisons = tuple(
         _compare(results, group, sides, arm.name, base, twin_ratio, ratio)
         for arm in matrix.arms
@@ -154,20 +187,26 @@ def _summary(results: Results, group: Group, sides: dict[str, Side], base: str) 
     return GroupSummary(group, base, sides, twin_ratio, ratio, comparisons)
 
 
-def _ratios(sides: dict[str, Side], base: str, arm: str | None) -> list[float]:
-    """How many times as fast as the baseline, in every block where both are valid."""
+def ratios(sides: dict[str, Side], base: str, arm: str) -> list[float]:
+    """How many times as fast as the baseline in every repeat: the median of the blocks where both are valid."""
     if base not in sides or arm not in sides:
         return []
-    times = {cell["cell"]["repeat"]: cell["seconds"] for cell in sides[base].cells}
-    own = {cell["cell"]["repeat"]: cell["seconds"] for cell in sides[arm].cells}
-    return [times[repeat] / own[repeat] for repeat in sorted(times.keys() & own.keys())]
+    times, own = by_repeat(sides[base].cells, "seconds"), by_repeat(sides[arm].cells, "seconds")
+    found = []
+    for repeat in sorted(times.keys() & own.keys()):
+        blocks = times[repeat].keys() & own[repeat].keys()
+        if blocks:
+            found.append(exp(median(log(times[repeat][block] / own[repeat][block]) for block in blocks)))
+    return found
 
 
 def noise_of(twin: Spread | None) -> float | None:
-    """The factor, at least 1, by which the baseline differs from itself: the further end of the twin's interval."""
+    """The factor, at least 1, by which the baseline differs from itself: all that its interval reaches where it
+    differs for certain, else the median of its ratios."""
     if twin is None or twin.low is None or twin.high is None:
         return None
-    return exp(max(abs(log(twin.low)), abs(log(twin.high))))
+    ends = (twin.low, twin.high) if twin.excludes_one else (twin.median,)
+    return exp(max(abs(log(end)) for end in ends))
 
 
 def unknown_noise(results: Results, base: str) -> str:
@@ -176,7 +215,7 @@ def unknown_noise(results: Results, base: str) -> str:
     if not matrix.twin:
         return "the noise is not known: the baseline did not run twice"
     if base == matrix.baseline.name:
-        return f"the noise is not known: fewer than {FEWEST_FOR_CLAIM} valid pairs of {base} with its second run"
+        return f"the noise is not known: fewer than {FEWEST_FOR_CLAIM} repeats with {base} and its second run"
     return (
         f"only {matrix.baseline.name} ran twice, so the noise of {base} is not known: measure again with "
         f"`plegate bench --baseline {base}`"
@@ -193,17 +232,17 @@ def _compare(
     unique: float | None,
 ) -> Comparison:
     """The verdict: a difference is claimed when the interval excludes 1 and the noise does not explain it."""
-    ratios = _ratios(sides, base, arm)
-    if not ratios:
+    found = ratios(sides, base, arm)
+    if not found:
         return Comparison(group, arm, base, None, None, NO_CLAIM, f"no block has valid cells of both {arm} and {base}")
-    ratio, noise = spread(ratios), noise_of(twin)
+    ratio, noise = spread(found), noise_of(twin)
     own = [a.name for a in results.plan.matrix.arms if a.mode in OWN_MEMORY and a.name in (arm, base)]
     if group.state == COLD and own:
         why = f"{own[0]} holds the table in its own memory: it is never cold"
         return Comparison(group, arm, base, ratio, noise, NO_CLAIM, why)
     least = results.plan.least_unique
     if ratio.low is None:
-        why = f"{ratio.count} valid pairs, {FEWEST_FOR_CLAIM} are needed for a {CONFIDENCE:.0%} interval"
+        why = f"{ratio.count} repeats with valid pairs, {FEWEST_FOR_CLAIM} are needed for a {CONFIDENCE:.0%} interval"
         return Comparison(group, arm, base, ratio, noise, NO_CLAIM, why)
     if noise is None:
         return Comparison(group, arm, base, ratio, noise, NO_CLAIM, unknown_noise(results, base))
@@ -213,6 +252,6 @@ def _compare(
     if not ratio.excludes_one:
         return Comparison(group, arm, base, ratio, noise, NO_DIFFERENCE, "the interval holds 1")
     if not abs(log(ratio.median)) > log(noise):
-        why = f"the baseline differs from itself by up to {noise:.2f}x"
+        why = f"the baseline differs from itself by {noise:.2f}x"
         return Comparison(group, arm, base, ratio, noise, NO_DIFFERENCE, why)
     return Comparison(group, arm, base, ratio, noise, FASTER if ratio.median > 1 else SLOWER)

@@ -13,11 +13,12 @@ from typing import Any
 
 from harness.atomic import write_json
 from harness.errors import CannotRun
-from harness.measure.cell import SCHEMA
-from harness.measure.cells import Arm, Cell, Workload, arm_as_dict, arm_from, cell_as_dict, cell_from
-from harness.measure.plan import Matrix, order
+from harness.measure.arms import Arm, arm_as_dict, arm_from
+from harness.measure.cells import Cell, Workload, cell_as_dict, cell_from
+from harness.measure.plan import Matrix
 from model_file.errors import InputError
 
+SCHEMA = 3  # raised when what is kept changes, or what is measured for it
 _MEASURE_AGAIN = "remove the file and use --resume to measure it again"
 _START_AGAIN = "the run cannot be read: start another one, with another --out"
 _INVALID = {"cell", "arm", "reasons", "notes"}
@@ -29,7 +30,8 @@ _VALID |= {"rows", "used", "gather", "memory", "process"}
 class RunPlan:
     """What `run.json` holds. tokens: a prompt that was given. least_unique: the ratio below which there is no claim.
 
-    model: facts that identify the file, without its folder. machine: where it was started.
+    model: facts that identify the file, without its folder. machine: where it was started. resolve: repeats go on
+    until every interval is as narrow as this share, or for budget_s seconds.
     """
 
     matrix: Matrix
@@ -39,10 +41,9 @@ class RunPlan:
     memory_limit_bytes: int | None = None
     drop_caches: bool = False
     tokens: list[int] | None = None
-
-    def cells(self) -> list[Cell]:
-        """All cells in order."""
-        return order(self.matrix)
+    resolve: float | None = None
+    budget_s: float | None = None
+    seed: int = 0
 
     def arm(self, name: str) -> Arm:
         """The arm of a name, the baseline's twin too."""
@@ -51,7 +52,7 @@ class RunPlan:
 
 @dataclass
 class Results:
-    """A folder as it was read. cells: by id. timing: what was predicted and what it took."""
+    """A folder as it was read. cells: by id. timing: what was predicted, what it took, and what stopped it."""
 
     plan: RunPlan
     cells: dict[str, dict[str, Any]]
@@ -66,6 +67,26 @@ class Results:
     def invalid(self) -> dict[str, dict[str, Any]]:
         """The cells that were measured and do not count."""
         return {name: cell for name, cell in self.cells.items() if not cell["valid"]}
+
+    def valid_cell(self, cell: Cell) -> dict[str, Any] | None:
+        """A cell that counts, None where it does not or is not there."""
+        content = self.cells.get(cell.id)
+        return content if content is not None and content["valid"] else None
+
+    @property
+    def repeats(self) -> int:
+        """Repeats that are planned; of a run that goes on until it is resolved, those that were begun."""
+        begun = [cell["cell"]["repeat"] + 1 for cell in self.cells.values()]
+        return self.plan.matrix.repeats if self.plan.budget_s is None else max(begun, default=1)
+
+    def planned(self) -> list[Cell]:
+        """All cells in order."""
+        return [cell for repeat in range(self.repeats) for cell in self.plan.matrix.cells_of(repeat)]
+
+    @property
+    def changed(self) -> str | None:
+        """How the model changed while it was measured; None: it did not."""
+        return self.timing.get("changed")
 
 
 class Store:
@@ -104,21 +125,21 @@ class Store:
     def read(self) -> Results:
         """The run and its finished cells. Raises: InputError for a folder without one, or a file that is damaged."""
         plan = self._plan()
-        wanted = {cell.id for cell in plan.cells()}
+        arms, groups = {arm.name for arm in plan.matrix.all_arms}, set(plan.matrix.groups)
         cells = {}
         for path in sorted(self.cells_folder.glob("*.json")):
             content = _read_json(path, _MEASURE_AGAIN)
             with _whole(path, _MEASURE_AGAIN):
-                name = cell_from(content["cell"]).id
+                cell = cell_from(content["cell"])
                 if missing := (_VALID if content["valid"] else _INVALID) - content.keys():
                     raise KeyError(*sorted(missing))
-            if name in wanted:
-                cells[name] = content
+            if cell.arm in arms and cell.group in groups and cell.repeat < plan.matrix.repeats:
+                cells[cell.id] = content
         timing = self.folder / "timing.json"
         taken = _read_json(timing, "remove the file") if timing.exists() else {}
         with _whole(timing, "remove the file"):
             for session in taken.get("sessions", []):
-                float(session["predicted_for_cells_s"]), float(session["took_s"]), int(session["cells"]), session["of"]
+                float(session["took_s"]), int(session["cells"]), int(session["of"])
         return Results(plan, cells, taken)
 
     @contextmanager
@@ -153,19 +174,17 @@ class Store:
             matrix["arms"] = tuple(arm_from(arm) for arm in matrix["arms"])
             matrix["workloads"] = tuple(Workload(**work) for work in matrix["workloads"])
             matrix["states"], matrix["depths"] = tuple(matrix["states"]), tuple(matrix["depths"])
-            content["matrix"] = Matrix(**matrix)
-        return RunPlan(**content)
+            return RunPlan(matrix=Matrix(**matrix), **content)
 
     def path(self, cell: Cell) -> Path:
         """Where a cell's result belongs."""
         return self.cells_folder / f"{cell.id}.json"
 
-    def write_failure(self, cell: Cell, arm: Arm, reason: str, path: Path, wall_s: float) -> dict[str, Any]:
-        """Record a cell that gave no result."""
-        content = {"schema": SCHEMA, "cell": cell_as_dict(cell), "arm": arm_as_dict(arm), "valid": False}
-        content |= {"reasons": [reason], "notes": [], "wall_s": wall_s}
-        write_json(path, content)
-        return content
+    def write(self, cell: Cell, arm: Arm, content: dict[str, Any]) -> dict[str, Any]:
+        """Keep a cell's result."""
+        whole = {"schema": SCHEMA, "cell": cell_as_dict(cell), "arm": arm_as_dict(arm), "ran": arm.ran, **content}
+        write_json(self.path(cell), whole)
+        return whole
 
     def write_timing(self, timing: dict[str, Any]) -> None:
         """Keep what was predicted and what it took."""

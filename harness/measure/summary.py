@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
+from harness.measure.arms import TWIN
 from harness.measure.caveats import Caveat
-from harness.measure.cells import TWIN
 from harness.measure.statistics import CONFIDENCE, Comparison, GroupSummary, Side, Spread, noise_of
 from harness.measure.store import Results
+from harness.pages import numbers
+from harness.pages.numbers import short
+from harness.pages.tables import Column, markdown_table, print_line, print_table, screen, text_column
 
-COLUMNS = ("depth", "arm", "tokens/s", "spread", "times baseline", "disk MB", "rows unique", "verdict")
-_IN_WORDS = ("arm", "verdict")  # all other columns are numbers
-FILE_COLUMNS = 112  # a file or a pipe has no width of its own
+COLUMNS = (
+    Column("depth"),
+    text_column("arm"),
+    Column("tokens/s"),
+    Column("spread", 2),
+    Column("times baseline"),
+    Column("disk MB", 1),
+    Column("rows unique", 0),
+    text_column("verdict", wrap=True),
+)
 ADVICE = "Quote the depth, the cache state and the spread with every number: the gain is another one elsewhere."
 
 
@@ -24,15 +32,13 @@ def print_summary(
     results: Results, summaries: Sequence[GroupSummary], found: Sequence[Caveat], console: Console | None = None
 ) -> None:
     """Caveats, one table per workload and cache state, and the claims."""
-    console = console or Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, FILE_COLUMNS))
+    console = console or screen()
     for caveat in found:
-        console.print(f"! {caveat.name}: {caveat.text}", markup=False, highlight=False)
+        print_line(f"! {caveat.name}: {caveat.text}", console)
     for title, own in panels(results, summaries):
-        console.print(_table(own, title))
-    console.print(*claims(summaries), sep="\n", markup=False, highlight=False)
-    console.print(ADVICE, markup=False, highlight=False)
+        print_table(COLUMNS, table_rows(results, own), title=f"\n{title}", console=console)
+    for line in (*claims(summaries), ADVICE):
+        print_line(line, console)
 
 
 def panels(results: Results, summaries: Sequence[GroupSummary]) -> Iterator[tuple[str, list[GroupSummary]]]:
@@ -51,33 +57,22 @@ def markdown(results: Results, summaries: Sequence[GroupSummary], found: Sequenc
     if found:
         lines += ["What speaks against these numbers:", "", *(f"- {each.name}: {each.text}" for each in found), ""]
     for title, own in panels(results, summaries):
-        lines += [f"{title}:", "", f"| {' | '.join(COLUMNS)} |"]
-        lines.append("".join("|---" if column in _IN_WORDS else "|--:" for column in COLUMNS) + "|")
-        lines += [f"| {' | '.join(row)} |" for summary in own for row in rows(summary)]
-        lines.append("")
+        lines += [f"{title}:", "", *markdown_table(COLUMNS, table_rows(results, own)), ""]
     return "\n".join([*lines, f"<sub>{machine}. {ADVICE}</sub>"]) + "\n"
 
 
-def _table(summaries: Sequence[GroupSummary], title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in _IN_WORDS else "right", no_wrap=column != "verdict")
+def table_rows(results: Results, summaries: Sequence[GroupSummary]) -> list[tuple[str, ...]]:
+    """The rows under `COLUMNS`, one for each arm, groups apart; the baseline's second run has none, it is the noise."""
+    rows: list[tuple[str, ...]] = []
     for summary in summaries:
-        for row in rows(summary):
-            table.add_row(*row)
-        table.add_section()
-    return table
+        compared = {comparison.arm: comparison for comparison in summary.comparisons}
+        arms = [side for side in summary.sides.values() if not side.arm.endswith(TWIN)]
+        rows += [*((),) * bool(rows), *(_row(results, summary, side, compared.get(side.arm)) for side in arms)]
+    return rows
 
 
-def rows(summary: GroupSummary) -> list[tuple[str, ...]]:
-    """The cells under `COLUMNS`, a row for each arm; the baseline's second run has none, it is the noise."""
-    compared = {comparison.arm: comparison for comparison in summary.comparisons}
-    arms = [side for side in summary.sides.values() if not side.arm.endswith(TWIN)]
-    return [_row(summary, side, compared.get(side.arm)) for side in arms]
-
-
-def _row(summary: GroupSummary, side: Side, comparison: Comparison | None) -> tuple[str, ...]:
-    speeds = sorted(cell["tokens_per_s"] for cell in side.cells)
+def _row(results: Results, summary: GroupSummary, side: Side, comparison: Comparison | None) -> tuple[str, ...]:
+    speeds = [cell["tokens_per_s"] for cell in side.cells]
     disk = side.middle("used", "disk_bytes")
     unique, total = side.middle("rows", "unique"), side.middle("rows", "total")
     if comparison is None:
@@ -87,9 +82,9 @@ def _row(summary: GroupSummary, side: Side, comparison: Comparison | None) -> tu
         verdict = comparison.verdict
     return (
         str(summary.group.depth),
-        side.arm,
+        results.plan.arm(side.arm).label,
         short(side.speed.median),
-        f"{short(speeds[0])}..{short(speeds[-1])}",
+        f"{short(min(speeds))}..{short(max(speeds))}",
         "" if comparison is None or comparison.ratio is None else ratio_text(comparison.ratio),
         "" if disk is None else f"{disk / 1e6:,.1f}",
         "" if unique is None or total is None else f"{unique:.0f}/{total:.0f}",
@@ -98,20 +93,15 @@ def _row(summary: GroupSummary, side: Side, comparison: Comparison | None) -> tu
 
 
 def timing_text(session: Mapping[str, Any]) -> str:
-    """What a session took, beside what was predicted at its start for the cells that it finished."""
-    cells, took, predicted = session["cells"], session["took_s"], session["predicted_for_cells_s"]
-    part = "" if cells == session["of"] else f" of {session['of']}"
-    off = f" ({took / predicted - 1:+.0%})" if predicted else ""
-    return f"{cells}{part} cells took {took / 60:.1f} min; predicted at the start: {predicted / 60:.1f} min{off}"
-
-
-def short(value: float) -> str:
-    """A number with three digits that count: 12.3, 456, 7,890, 12.3k, 4.56M."""
-    for factor, letter in ((1e6, "M"), (1e4, "k")):
-        if value >= factor:
-            scaled = value / (1e3 if letter == "k" else factor)
-            return f"{scaled:.{2 if scaled < 10 else 1 if scaled < 100 else 0}f}{letter}"
-    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
+    """What a session took, beside what its first repeat let expect for all the repeats that it made."""
+    cells, took, repeats = session["cells"], session["took_s"], session.get("repeats_s", [])
+    part = f" of {session['of']}" if session["of"] and cells != session["of"] else ""
+    text = f"{cells}{part} cells took {numbers.seconds(took)}"
+    if len(repeats) > 1:
+        expected, found = repeats[0] * len(repeats), sum(repeats)
+        text += f"; {len(repeats)} repeats, after the first {numbers.seconds(expected)} were predicted"
+        text += f" ({found / expected - 1:+.0%})"
+    return text
 
 
 def ratio_text(spread: Spread) -> str:
@@ -142,5 +132,5 @@ def claim_text(comparison: Comparison) -> str:
     assert ratio is not None
     return (
         f"{comparison.group.title}: {comparison.arm} is {ratio.median:.2f} times as fast as {comparison.baseline} "
-        f"({CONFIDENCE:.0%} interval {interval_text(ratio)}, {ratio.count} pairs)"
+        f"({CONFIDENCE:.0%} interval {interval_text(ratio)}, {ratio.count} repeats)"
     )

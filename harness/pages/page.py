@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.measure.arms import TWIN
 from harness.measure.caveats import Caveat
-from harness.measure.cells import TWIN
-from harness.measure.statistics import CHANCE, CONFIDENCE, GroupSummary
+from harness.measure.statistics import CONFIDENCE, GroupSummary
 from harness.measure.store import Results
-from harness.measure.summary import ADVICE, claims, interval_text, short, timing_text
+from harness.measure.summary import ADVICE, claims, interval_text, timing_text
 from harness.pages import html
 from harness.pages.figures import looks
 from harness.pages.html import legend, page
+from harness.pages.numbers import short
 from harness.pages.sections import plots
 
 
@@ -31,8 +32,7 @@ def render(results: Results, summaries: Sequence[GroupSummary], found: Sequence[
         claims=claims(summaries),
         advice=ADVICE,
         confidence=f"{CONFIDENCE:.0%}",
-        chance=f"{CHANCE:.0%}",
-        chance_noisier=f"{1 - CONFIDENCE:.0%}",
+        chance=f"{1 - CONFIDENCE:.0%}",
         comparisons=sum(len(summary.comparisons) for summary in summaries),
         timing_text=timing_text,
         legend=legend(look),
@@ -120,5 +120,5 @@ def machine_rows(results: Results) -> list[tuple[str, str]]:
             f"{model['table_rows']:,} rows of {model['row_bytes']} bytes, {model['table_type']}, "
             f"{model['table_bytes'] / 2**30:.2f} GiB, {model['rows_per_token']} rows per token",
         ),
-        ("noise pairs", f"{'yes' if results.plan.matrix.twin else 'no'}; {results.plan.matrix.repeats} repeats"),
+        ("noise pairs", f"{'yes' if results.plan.matrix.twin else 'no'}; {results.repeats} repeats"),
     ]

@@ -1,6 +1,7 @@
 """The cells of `plegate bench` as benchmarks: `nox -s bench` runs them, `nox -s trend` compares them with earlier runs.
 
-Each cell is measured in several passes, minutes apart: what disturbs a machine for a while disturbs one pass.
+The cells are measured by one run of `plegate bench`, with its processes and its proofs. Each test hands the times of
+its cell to pytest-benchmark, whose clock here is what the run measured.
 """
 
 from __future__ import annotations
@@ -14,54 +15,33 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fast.rows import MODES
-from harness.measure.cells import COLD, STATES, WARM, Cell, Workload
-from harness.measure.protocol import OWN_MEMORY, PAST_THE_CACHE
-from harness.measure.trend.runs import PROBE
+from harness.measure.cells import COLD, WARM, Cell
+from harness.measure.trend.runs import PROBE, info_of, name_of
+from harness.synth import ensure_model
+from tests.bench.cells import followed
 
 pytestmark = pytest.mark.slow
-PASSES = 3
-GATHER, PREFILL, DECODE = Workload("gather", 512), Workload("prefill", 256), Workload("decode", 16)
-MODEL_MODES = ("prefetch", "mmap-random", "auto")
-ROUNDS = {"gather": 8, "prefill": 4, "decode": 4}  # in each pass, see harness.measure.trend.compare.SIGNIFICANCE
-WARM_GATHERS = 20  # in one round: a single one takes less than a millisecond
-CELLS = [
-    Cell(mode, state, 0, GATHER, 0)
-    for mode in MODES
-    for state in STATES
-    if state == WARM or mode not in OWN_MEMORY  # what holds the table in its own memory is never cold
-]
-CELLS += [
-    Cell(mode, state, depth, workload, 0)
-    for workload in (PREFILL, DECODE)
-    for depth in (0, 4096)
-    for state in STATES
-    for mode in MODEL_MODES
-]
+_now = [0.0]
 
 
-def _name(cell: Cell) -> str:
-    return f"{cell.arm}-{cell.state}-{cell.workload.name}-d{cell.depth}"
+def measured_clock() -> float:
+    """Seconds that the cells have taken so far."""
+    return _now[0]
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=_name)
-@pytest.mark.parametrize("number", range(PASSES))
-def test_cell(benchmark: Any, station: Any, planted: Any, cell: Cell, number: int) -> None:
-    case = station.case(cell, cell.arm)
-    short = (cell.workload.kind, cell.state) == ("gather", WARM) and cell.arm not in PAST_THE_CACHE
-    often = WARM_GATHERS if short else 1
-    benchmark.extra_info |= {
-        "cell": _name(cell),
-        "mode": cell.arm,
-        "state": cell.state,
-        "depth": cell.depth,
-        "workload": cell.workload.name,
-        "pass": number,
-        "calls": often,
-    }
-    call = planted(_name(cell), lambda: case.run(often))
-    rounds = ROUNDS[cell.workload.kind]
-    benchmark.pedantic(call, setup=case.prepare, teardown=case.check, rounds=rounds, iterations=1)
+@pytest.mark.benchmark(timer=measured_clock)
+@pytest.mark.parametrize("cell", followed(), ids=name_of)
+def test_cell(benchmark: Any, measured: dict[str, list[float]], cell: Cell) -> None:
+    times = measured.get(name_of(cell), [])
+    if not times:
+        pytest.skip(f"{cell.arm} cannot run here")
+    benchmark.extra_info |= info_of(cell)
+    left = iter(times)
+
+    def repeat() -> None:
+        _now[0] += next(left)
+
+    benchmark.pedantic(repeat, rounds=len(times), iterations=1)
 
 
 def _compute(_: Path) -> Callable[[], None]:
@@ -100,10 +80,11 @@ TASKS = {"compute": (WARM, _compute), "read": (WARM, _read), "device": (COLD, _r
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("number", range(PASSES))
-def test_probe(benchmark: Any, model_path: Path, task: str, number: int) -> None:
+@pytest.mark.parametrize("number", range(2))
+def test_probe(benchmark: Any, task: str, number: int) -> None:
     """Fixed tasks without any code of this project: when these are slower, the machine is."""
     state, make = TASKS[task]
+    model_path = ensure_model("nano")
     call = make(model_path)
     try:
         call()

@@ -1,9 +1,9 @@
-"""What became slower: by factor and by significance, against the earlier runs of the same machine.
+"""What became slower: by factor and by interval, against the earlier runs of the same machine.
 
-The probes, fixed tasks without any code of this project, say how fast the machine was, and excuse what they explain;
-nothing is taken out of a run because of what its own cells did. What was slower, a cell or a whole run, is not
-compared with later, and what was there once is missed: until it is as before, or somebody accepts it (`--accept`).
-A cell is compared with the last runs and with the first since then: what creeps is found by the second.
+Probes are fixed tasks that run no code of this project. They say how fast the machine was, and excuse what they
+explain. Nothing else is taken out of a run. A cell or a whole run that was slower is left out of later comparisons, and
+a cell that was there once is missed in all later runs, until it is as before or somebody accepts it (`--accept`).
+A cell is compared with the last runs and with the first ones: the second comparison finds a slow creep.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Self
 
 from harness.errors import CannotRun
 from harness.measure.cells import COLD
-from harness.measure.trend.machine import differences
-from harness.measure.trend.runs import BenchRun, Measured
+from harness.measure.statistics import Spread, spread
+from harness.measure.trend.runs import BenchRun, Measured, differences
 
 FACTOR = 1.25  # smaller changes of one cell are not reported: two runs of the same code differ by up to 1.2
 WHOLE_FACTOR = 1.15  # of the middle of all cells, which differs by less than 1.05
-STEADY = 1.10  # a probe that moved by more is told
-SIGNIFICANCE = 0.02  # four times against four reach 1/70; the factor is what keeps chance out
+STEADY = 1.10  # a probe that moved by more is reported
 BUSY_CORES = 0.5  # a run beside which others kept more than this busy says nothing about the code
 EARLIER_RUNS = 5  # how many of the first and of the last earlier runs a new one is compared with
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
@@ -34,8 +33,8 @@ class Change:
     """A cell in the new run against the earlier ones. Units: seconds; factor above 1 is slower.
 
     factor: with what the probes excuse taken out. limit: the factor to be exceeded here, from how much the
-    earlier runs differ among themselves in this cell, and the quieter cells of the new one from them. p: of Mann and
-    Whitney's test on the undisturbed times, None within the limit. runs: what it was compared with.
+    earlier runs differ among themselves in this cell, and the quieter cells of the new one from them. spread: of the
+    repeats' factors, with the interval of `harness.measure.statistics`. runs: what it was compared with.
     crept: slower than the first runs, and not than the last.
     """
 
@@ -44,19 +43,19 @@ class Change:
     now_s: float
     factor: float
     limit: float
-    p: float | None
+    spread: Spread
     runs: tuple[BenchRun, ...] = field(repr=False)
     crept: bool = False
 
     @property
     def slower(self) -> bool:
         """A regression."""
-        return self.p is not None and self.p < SIGNIFICANCE and self.factor > 1
+        return self.factor > self.limit and self.spread.excludes_one
 
     @property
     def faster(self) -> bool:
         """An improvement."""
-        return self.p is not None and self.p < SIGNIFICANCE and self.factor < 1
+        return self.factor < 1 / self.limit and self.spread.excludes_one
 
 
 @dataclass
@@ -210,18 +209,13 @@ def _without(factor: float, probes: float, common: float) -> float:
 
 
 def _change(cell: Measured, before: _Before, least: float) -> Change:
-    from scipy.stats import mannwhitneyu
-
     factor, usual = before.factor, before.usual_s
     values = [median(times) for times in before.times]
     noise = MAD_TO_SIGMA * median(abs(log(value / usual)) for value in values) if len(values) > 2 else 0.0
     limit = max(least, exp(3 * noise))
-    p = None
-    if not 1 / limit <= factor <= limit:
-        old = [time for times in before.times for time in times]
-        now = [time * factor * usual / cell.value for time in cell.undisturbed]
-        p = float(mannwhitneyu(now, old, alternative="greater" if factor > 1 else "less").pvalue)
-    return Change(cell, usual, cell.value, factor, limit, p, before.runs)
+    excused = factor / (cell.value / usual)
+    factors = spread([time / usual * excused for time in cell.undisturbed])
+    return Change(cell, usual, cell.value, factor, limit, factors, before.runs)
 
 
 class _Machine:

@@ -1,17 +1,25 @@
-"""Runs as pytest-benchmark writes them: read, stripped of names of hosts and folders, and kept per machine key."""
+"""Runs over time, as pytest-benchmark writes them: made from runs of `plegate bench`, read, and kept by machine.
+
+Runs are compared only when everything that a speed hangs on, apart from the code, is the same: that is the machine key.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 from typing import Any
 
 from harness.atomic import write_json
-from harness.measure.trend.machine import FACTS, machine_key
+from harness.measure.arms import TWIN
+from harness.measure.cells import Cell, cell_from
+from harness.measure.statistics import by_repeat
+from harness.measure.store import Results
 from model_file.errors import InputError
 
 _NUMBERED = re.compile(r"(\d{4,})-.*\.json")
@@ -20,9 +28,60 @@ _KEPT_STATISTICS = ("min", "max", "mean", "median", "rounds", "data")
 PROBE = "probe"
 
 
+# What belongs to the key, with how it is spelled in messages. No host name, no user, no path.
+FACTS = {
+    "cpu": "processor",
+    "cores": "cores",
+    "ram_gib": "memory in GiB, rounded",
+    "kernel": "kernel",
+    "file_system": "file system",
+    "disk": "disk",
+    "device": "computing device",
+    "jax": "jax version",
+}
+
+
+def key_facts(machine: dict[str, Any], device: str | None) -> dict[str, Any]:
+    """The facts of the key, from `harness.measure.machine.machine_facts` and the kind of the computing device."""
+    ram = machine.get("ram_bytes")
+    return {
+        "cpu": machine.get("cpu"),
+        "cores": machine.get("cores"),
+        "ram_gib": round(ram / 2**30) if ram else None,
+        "kernel": machine.get("kernel"),
+        "file_system": machine.get("file_system"),
+        "disk": machine.get("disk"),
+        "device": device,
+        "jax": machine.get("versions", {}).get("jax"),
+    }
+
+
+def machine_key(facts: dict[str, Any]) -> str:
+    """A name for a folder: a few words to recognise it by, and a digest of all the facts."""
+    text = "\n".join(f"{name}={facts.get(name)}" for name in FACTS)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    words = [
+        facts.get("cpu") or "cpu",
+        f"{facts.get('cores')}c",
+        f"{facts.get('ram_gib')}g",
+        facts.get("device") or "none",
+    ]
+    name = re.sub(r"[^a-z0-9]+", "-", " ".join(map(str, words)).lower()).strip("-")
+    return f"{name[:60]}-{digest}"
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What keeps two machines from being compared, a line each; none when their keys are the same."""
+    return [
+        f"{label}: {one.get(name)} and {other.get(name)}"
+        for name, label in FACTS.items()
+        if one.get(name) != other.get(name)
+    ]
+
+
 @dataclass(frozen=True)
 class Measured:
-    """One cell of a run. times: of one call, in all rounds of all passes, which are minutes apart. Units: seconds."""
+    """One cell of a run. times: of the repeats, which are minutes apart. Units: seconds."""
 
     name: str
     info: dict[str, Any]
@@ -30,15 +89,15 @@ class Measured:
 
     @property
     def undisturbed(self) -> list[float]:
-        """The fastest sixth, four times at least.
+        """The fastest third, six times at least: of the six repeats of `nox -s bench` all.
 
         Whatever else a machine does makes things slower, hardly ever faster, and not all the time.
         """
-        return sorted(self.times)[: max(4, len(self.times) // 6)]
+        return sorted(self.times)[: max(6, len(self.times) // 3)]
 
     @property
     def value(self) -> float:
-        """The time that stands for the cell: the median of the fastest sixth."""
+        """The time that stands for the cell: the median of those times."""
         return median(self.undisturbed)
 
     @property
@@ -67,6 +126,61 @@ class BenchRun:
     def label(self) -> str:
         """How plots and tables call it."""
         return f"{self.commit[:7] or 'unknown'}{'+' if self.dirty else ''}"
+
+
+def name_of(cell: Cell) -> str:
+    """How a run calls a cell."""
+    return f"{cell.arm}-{cell.state}-{cell.workload.name}-d{cell.depth}"
+
+
+def times_of(results: Results) -> dict[str, list[float]]:
+    """Seconds of every cell of a run of `plegate bench` by its name: one value a repeat, the median of its blocks."""
+    cells: dict[str, list[dict[str, Any]]] = {}
+    for content in results.valid.values():
+        cells.setdefault(name_of(cell_from(content["cell"])), []).append(content)
+    return {
+        name: [median(blocks.values()) for _, blocks in sorted(by_repeat(found, "seconds").items())]
+        for name, found in cells.items()
+    }
+
+
+def info_of(cell: Cell) -> dict[str, Any]:
+    """What a run says of a cell beside its times."""
+    facts = {"cell": name_of(cell), "mode": cell.arm, "state": cell.state, "depth": cell.depth}
+    return facts | {"workload": cell.workload.name}
+
+
+def run_facts(found: Sequence[Results], machine: dict[str, Any]) -> dict[str, Any]:
+    """What a run says of the machine: the facts of its key, and how busy other processes kept it."""
+    cells = [cell for results in found for cell in results.valid.values()]
+    kinds = [cell["device"]["kind"] for cell in cells if cell.get("device")]
+    busy = [cell["process"]["other_cpu"] for cell in cells if cell["process"].get("other_cpu") is not None]
+    return {"plegate": key_facts(machine, kinds[0] if kinds else None), "other_cpu": median(busy) if busy else 0.0}
+
+
+def as_pytest_benchmark(results: Results) -> dict[str, Any]:
+    """A run of `plegate bench` in the format of pytest-benchmark, for other tools and for `plegate trend --add`."""
+    machine, times = results.plan.machine, times_of(results)
+    benchmarks = []
+    for cell in dict.fromkeys(results.plan.matrix.cells_of(0)):
+        data = times.get(name_of(cell), [])
+        if data and not cell.block and not cell.arm.endswith(TWIN):
+            each: dict[str, Any] = {"min": min(data), "max": max(data), "mean": fmean(data), "median": median(data)}
+            each |= {
+                "rounds": len(data),
+                "iterations": 1,
+                "stddev": stdev(data) if len(data) > 1 else 0.0,
+                "data": data,
+            }
+            name = f"test_cell[{name_of(cell)}]"
+            benchmarks.append({"name": name, "fullname": name, "extra_info": info_of(cell), "stats": each})
+    return {
+        "machine_info": run_facts([results], machine),
+        "commit_info": {"id": machine.get("commit"), "time": None, "dirty": bool(machine.get("dirty"))},
+        "benchmarks": benchmarks,
+        "datetime": machine.get("started"),
+        "version": None,
+    }
 
 
 def read_run(path: Path) -> BenchRun:

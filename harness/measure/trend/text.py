@@ -1,14 +1,18 @@
-"""The trend as Markdown, for a pull request, and as lines on a terminal."""
+"""The trend as Markdown for a pull request, as lines on a terminal, and as plain values for JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from harness.measure.trend.compare import FACTOR, SIGNIFICANCE, STEADY, Change, Verdict
-from harness.pages.numbers import ratio, seconds
+from harness.measure.statistics import CONFIDENCE
+from harness.measure.trend.compare import FACTOR, STEADY, Change, Verdict
+from harness.measure.trend.runs import BenchRun
+from harness.pages.numbers import interval, ratio, seconds
 from harness.pages.tables import Column, markdown_table, text_column
 
-COLUMNS = (text_column("cell"), *map(Column, ("before", "now", "factor", "limit", "p")))
+COLUMNS = (text_column("cell"), *map(Column, ("before", "now", "factor", "interval", "limit")))
+SCHEMA = "plegate.trend/2"
 
 
 def headline(verdict: Verdict) -> str:
@@ -39,10 +43,10 @@ def notes(verdict: Verdict) -> list[str]:
         lines.append(f"Slower than in the first runs, little by little, and not than in the last: {', '.join(crept)}.")
     moved = {name: ratio for name, ratio in verdict.probes.items() if not 1 / STEADY <= ratio <= STEADY}
     if moved:
-        told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in moved.items())
+        named = ", ".join(f"{name} {ratio:.2f}" for name, ratio in moved.items())
         lines.append(
             f"The machine itself was not as usual (probes, which run none of our code, took so many times as long: "
-            f"{told}); what that explains is taken out of the factors."
+            f"{named}); what that explains is taken out of the factors."
         )
     if verdict.least > FACTOR:
         lines.append(f"Cells differ much in this run: factors below {verdict.least:.2f} are not reported.")
@@ -68,7 +72,7 @@ def markdown(verdict: Verdict) -> str:
     lines += [*notes(verdict), ""] if notes(verdict) else []
     lines.append(
         f"<sub>{machine}. Reported: a factor of {FACTOR} or more (more where runs are noisy) "
-        f"with p < {SIGNIFICANCE}.</sub>"
+        f"whose {CONFIDENCE:.0%} interval over the repeats excludes 1.</sub>"
     )
     return "\n".join(lines) + "\n"
 
@@ -78,15 +82,52 @@ def _titled(title: str, changes: Sequence[Change]) -> list[str]:
 
 
 def rows(changes: Sequence[Change]) -> list[list[str]]:
-    """The rows under `COLUMNS`; p is empty where the factor is within its limit and none was computed."""
+    """The rows under `COLUMNS`, the interval over the repeats."""
     return [
         [
             change.cell.name,
             seconds(change.before_s),
             seconds(change.now_s),
             ratio(change.factor),
+            interval(change.spread.low, change.spread.high),
             ratio(change.limit),
-            "" if change.p is None else f"{change.p:.1g}",
         ]
         for change in changes
     ]
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """Everything that the report says, and every cell. Units: seconds; factors above 1 are slower."""
+    return {
+        "schema": SCHEMA,
+        "regressed": verdict.regressed,
+        "headline": headline(verdict),
+        "notes": notes(verdict),
+        "machine": verdict.new.facts,
+        "run": _run(verdict.new),
+        "earlier": [_run(run) for run in verdict.earlier],
+        "slower": [change.cell.name for change in verdict.slower],
+        "faster": [change.cell.name for change in verdict.faster],
+        "missing": verdict.missing,
+        "added": verdict.added,
+        "middle_factor": verdict.whole,
+        "probes": verdict.probes,
+        "cells": [
+            {
+                "cell": change.cell.name,
+                **{name: change.cell.info[name] for name in ("mode", "state", "depth", "workload")},
+                "before_s": change.before_s,
+                "now_s": change.now_s,
+                "factor": change.factor,
+                "limit": change.limit,
+                "interval": [change.spread.low, change.spread.high],
+                "crept": change.crept,
+                "compared_with": [run.path.name for run in change.runs],
+            }
+            for change in verdict.changes
+        ],
+    }
+
+
+def _run(run: BenchRun) -> dict[str, Any]:
+    return {"file": run.path.name, "commit": run.commit, "dirty": run.dirty, "when": run.when, "accepted": run.accepted}

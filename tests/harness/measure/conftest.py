@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fast.rows import locate_table, residency
-from harness.measure.cell import SCHEMA
-from harness.measure.cells import Arm, Cell, Workload, arm_as_dict, cell_as_dict
+from harness.measure.arms import Arm, arm_as_dict
+from harness.measure.cells import Cell, Workload, cell_as_dict
 from harness.measure.plan import Matrix
-from harness.measure.store import Results, RunPlan, Store
+from harness.measure.store import SCHEMA, Results, RunPlan, Store
 from harness.synth import make_model, make_recipe
 from model_file.gguf_file import open_gguf
 
@@ -28,6 +28,8 @@ MODEL = {
     "table_type": "IQ4_NL",
     "table_bytes": 90_000_000,
     "rows_per_token": 4,
+    "vocab": 4096,
+    "eos": 1,
 }
 MACHINE = {
     "cpu": "A processor",
@@ -54,7 +56,7 @@ def matrix(**changes: Any) -> Matrix:
 def made_up(plan: RunPlan, seconds: Callable[[Cell], float], **changes: Any) -> Results:
     """Results in which every cell took what `seconds` says; changes are put over each cell."""
     cells = {}
-    for cell in plan.cells():
+    for cell in Results(plan, {}).planned():
         took = seconds(cell)
         total = cell.workload.tokens * 4
         content: dict[str, Any] = {
@@ -70,7 +72,7 @@ def made_up(plan: RunPlan, seconds: Callable[[Cell], float], **changes: Any) -> 
             "exposed_wait_s": 0.01,
             "compute_s": took - 0.01,
             "effective_mode": plan.arm(cell.arm).mode,
-            "residency": {},
+            "residency": {"holes": 0.0},
             "rows": {
                 "total": total,
                 "unique": total,
@@ -117,7 +119,7 @@ def store_of(results: Results, folder: Path) -> Store:
     """The results as a folder."""
     store = Store(folder)
     store.create(results.plan)
-    for cell in results.plan.cells():
+    for cell in results.planned():
         if cell.id in results.cells:
             store.path(cell).write_text(json.dumps(results.cells[cell.id]), encoding="utf-8")
     return store

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from harness.measure.cells import Arm, Workload
+from harness.measure.arms import Arm
+from harness.measure.cells import Workload
 from tests.harness.measure.conftest import made_up, plan, steady, store_of
 
 Run = Callable[..., Result]
@@ -81,7 +82,7 @@ def test_page_says_what_speaks_against_it(tmp_path: Path, run_command: Run) -> N
 
 def test_page_of_an_unfinished_run_lists_invalid_cells(tmp_path: Path, run_command: Run) -> None:
     results = made_up(plan(), steady(0.01))
-    cells = results.plan.cells()
+    cells = results.planned()
     del results.cells[cells[-1].id]
     results.cells[cells[0].id] |= {"valid": False, "reasons": ["eviction-failed: 40% stayed"]}
     store_of(results, tmp_path / "run")
@@ -111,7 +112,7 @@ def test_other_baseline_and_json(tmp_path: Path, run_command: Run) -> None:
         assert part in page
     for part in ("prefetch is 0.5", "differs from itself by", "grey band"):  # uring never ran twice
         assert part not in page
-    assert json.loads((tmp_path / "summary.json").read_text())["schema"] == "plegate.bench/1"
+    assert json.loads((tmp_path / "summary.json").read_text())["schema"] == "plegate.bench/2"
     assert run_command("report", tmp_path / "run", "--baseline", "nobody").exit_code == 2
 
 

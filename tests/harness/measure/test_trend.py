@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.measure.trend.compare import compare
-from harness.measure.trend.machine import machine_key
-from harness.measure.trend.runs import accept, add_run, history, read_run
+from harness.measure.trend.runs import accept, add_run, history, machine_key, read_run
 from harness.measure.trend.text import markdown
 from model_file.errors import InputError
 from tests.harness.measure.trend_runs import file_of, verdict_of

@@ -12,8 +12,7 @@ from typer.testing import Result
 
 from harness.errors import CannotRun
 from harness.measure.trend.compare import compare
-from harness.measure.trend.machine import FACTS, differences, key_facts, machine_key
-from harness.measure.trend.runs import add_run, history, read_run
+from harness.measure.trend.runs import FACTS, add_run, differences, history, key_facts, machine_key, read_run
 from harness.measure.trend.text import markdown
 from model_file.errors import InputError
 from tests.harness.measure.trend_runs import MACHINE, file_of
@@ -129,7 +128,7 @@ def test_command_reports_with_its_exit_codes(tmp_path: Path, run_command: Run) -
     assert cell in page.read_text()
     assert cell in text.read_text()
     content = json.loads(facts.read_text())
-    assert (content["schema"], content["regressed"], content["slower"]) == ("plegate.trend/1", True, [cell])
+    assert (content["schema"], content["regressed"], content["slower"]) == ("plegate.trend/2", True, [cell])
     assert [c["cell"] for c in content["cells"] if c["factor"] > c["limit"]] == [cell]
     assert len(content["cells"]) == 20
     assert page.read_text().count("<figure>") == 5  # two states, two depths, and the probes

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.measure.trend.compare import compare
-from harness.measure.trend.machine import key_facts, machine_key
-from harness.measure.trend.runs import add_run, history, read_run
+from harness.measure.trend.runs import add_run, history, key_facts, machine_key, read_run
 
 MACHINE = {
     "cpu": "A processor @ 2.1GHz",

@@ -13,15 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fast.rows import RowReader, Table, residency
-from fast.rows.table import open_read_only
-from harness.measure.cells import COLD
+from . import tree
 
+Ids = npt.NDArray[np.int64]
 PAGE_BYTES = 4096
-READ_SHARE = (
-    0.9  # a cold cell must have read at least this share of the pages its rows lie on; at most 1% were in memory
-)
+READ_SHARE = 0.9  # of the pages its rows lie on a cold cell must have read; at most 1% were in memory
 WARM_SHARE = 0.99  # of a warm cell's rows, this share must be in memory before and after
+COLD = "cold"
 
 # Modes whose rows do not come from the page cache: what a cold or warm page cache means to them.
 OWN_MEMORY = ("resident",)
@@ -32,17 +30,17 @@ PAST_THE_CACHE = ("direct-uncached", "uring-uncached")
 class Kernel:
     """What the protocol asks of the kernel; tests put something else in its place."""
 
-    make_cold: Callable[[Table, bool], residency.Eviction] = residency.make_cold
-    resident_fraction: Callable[[Table], float] = residency.resident_fraction
-    rows_resident: Callable[[Table, npt.NDArray[np.int64]], npt.NDArray[np.bool_]] = residency.rows_resident
+    make_cold: Callable[[Any, bool], Any] = tree.residency.make_cold
+    resident_fraction: Callable[[Any], float] = tree.residency.resident_fraction
+    rows_resident: Callable[[Any, Ids], npt.NDArray[np.bool_]] = tree.residency.rows_resident
 
 
 @dataclass
 class Proof:
     """What is known of a cell's cache state. Units: shares between 0 and 1; before and after are of the table's pages.
 
-    rows_before, rows_after: the share of the cell's rows in memory, of a warm cell. reopened: the reader is a new one,
-    without warm-up. reasons: why the cell is invalid.
+    rows_before, rows_after: the share of the cell's rows in memory, of a warm cell. holes: the share of the table that
+    was never written. reopened: the reader is a new one, without warm-up. reasons: why the cell is invalid.
     """
 
     state: str
@@ -50,19 +48,14 @@ class Proof:
     after: float = 1.0
     rows_before: float | None = None
     rows_after: float | None = None
+    holes: float = 0.0
     method: str = ""
     attempts: int = 0
     reopened: bool = False
     reasons: list[str] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return dict(vars(self))
 
-
-def make_cold(
-    table: Table, reader: RowReader, reopen: Callable[[], RowReader], drop_caches: bool, kernel: Kernel
-) -> Proof:
+def make_cold(table: Any, reader: Any, reopen: Callable[[], Any], drop_caches: bool, kernel: Kernel) -> Proof:
     """Evict the table and prove it. Where that fails the reader is closed, and `reopen` puts another in its place.
 
     The warm-up has filled the reader's pools and its mapping; only the mapping's pages are given up, so that no
@@ -82,17 +75,43 @@ def make_cold(
         proof.reasons.append(f"not-verified: whether the table is cold cannot be verified here: {error.strerror}")
         return proof
     proof.method, proof.attempts = eviction.method, eviction.attempts
-    if not (eviction.cold and proof.before <= residency.COLD_FRACTION):
+    proof.holes = hole_share(table)
+    most = tree.residency.COLD_FRACTION
+    if not (eviction.cold and proof.before <= most):
         proof.reasons.append(
             f"eviction-failed: {proof.before:.1%} of the table's pages were still in memory after "
-            f"{eviction.attempts} attempts ({eviction.method}), expected at most {residency.COLD_FRACTION:.0%}: does "
-            "another process hold the file mapped, or is it on a file system in memory? As root, --drop-caches evicts "
-            "harder"
+            f"{eviction.attempts} attempts ({eviction.method}), expected at most {most:.0%}: does another process hold "
+            "the file mapped, or is it on a file system in memory? As root, --drop-caches evicts harder"
         )
     return proof
 
 
-def make_warm(table: Table, ids: npt.NDArray[np.int64], kernel: Kernel) -> Proof:
+def hole_share(table: Any) -> float:
+    """The share of the table's bytes that were never written: holes, and what was only allocated (SEEK_HOLE).
+
+    To be asked while the table is out of memory: a page that was read counts as written to some file systems.
+    """
+    holes = total = 0
+    for segment in table.segments:
+        start, end = segment.offset_bytes, segment.offset_bytes + segment.rows * table.row_bytes
+        total += end - start
+        fd = tree.open_read_only(segment.path)
+        try:
+            while start < end:
+                hole = min(end, os.lseek(fd, start, os.SEEK_HOLE))
+                try:
+                    start = min(end, os.lseek(fd, hole, os.SEEK_DATA)) if hole < end else end
+                except OSError:  # no data behind it
+                    start = end
+                holes += start - hole
+        except OSError:
+            return 0.0  # a file system that does not say
+        finally:
+            os.close(fd)
+    return holes / total if total else 0.0
+
+
+def make_warm(table: Any, ids: Ids, kernel: Kernel) -> Proof:
     """Read what the rehearsal did not leave in the page cache, alike for every mode, and prove that it is there."""
     proof = Proof("warm", method="rehearsal")
     unique = np.unique(ids)
@@ -114,11 +133,11 @@ def make_warm(table: Table, ids: npt.NDArray[np.int64], kernel: Kernel) -> Proof
     return proof
 
 
-def read_rows(table: Table, ids: npt.NDArray[np.int64]) -> None:
+def read_rows(table: Any, ids: Ids) -> None:
     """Bring rows into the page cache by plain reads, whatever the mode under test would do."""
     owners, offsets = table.segment_of(ids), table.offsets(ids)
     for index, segment in enumerate(table.segments):
-        fd = open_read_only(segment.path)
+        fd = tree.open_read_only(segment.path)
         try:
             for offset in offsets[owners == index].tolist():
                 os.pread(fd, table.row_bytes, offset)
@@ -127,13 +146,7 @@ def read_rows(table: Table, ids: npt.NDArray[np.int64]) -> None:
 
 
 def check_afterwards(
-    proof: Proof,
-    table: Table,
-    ids: npt.NDArray[np.int64],
-    pages: int,
-    disk_bytes: int | None,
-    mode: str,
-    kernel: Kernel,
+    proof: Proof, table: Any, ids: Ids, pages: int, disk_bytes: int | None, mode: str, kernel: Kernel
 ) -> None:
     """Look at the residency again, and at what the device did: reasons are added to the proof.
 
@@ -161,7 +174,14 @@ def _check_cold(proof: Proof, least_bytes: int, disk_bytes: int | None, mode: st
     if disk_bytes is None:
         proof.reasons.append("not-verified: this machine has no /proc/self/io: what the device really read is unknown")
     elif not disk_bytes >= READ_SHARE * least_bytes:
+        cause = (
+            f"holes: {proof.holes:.1%} of the table was never written (a download that is not finished, or space that "
+            "was only allocated), so that nothing need be read there"
+            if proof.holes
+            else "warm-leak: they came from memory"
+        )
+        name, _, text = cause.partition(": ")
         proof.reasons.append(
-            f"warm-leak: the rows were said to be out of memory and take {least_bytes} bytes to read, but the device "
-            f"read {disk_bytes}, expected at least {READ_SHARE:.0%}: they came from memory"
+            f"{name}: the rows were said to be out of memory and take {least_bytes} bytes to read, but the device "
+            f"read {disk_bytes}, expected at least {READ_SHARE:.0%}: {text}"
         )

@@ -17,11 +17,12 @@ import pytest
 from typer.testing import Result
 
 from harness.errors import CannotRun
-from harness.measure.cell import PARENT, SCHEMA
-from harness.measure.cells import Arm
+from harness.measure import runner
+from harness.measure.arms import Arm
 from harness.measure.commits import resolve, tree_of
 from harness.measure.memory_limit import limited
-from harness.measure.store import Store
+from harness.measure.process import Process, ProcessFailed
+from harness.measure.store import SCHEMA, Store
 from model_file.errors import InputError
 from tests.harness.measure.conftest import made_up, plan, steady, store_of
 
@@ -33,7 +34,7 @@ def arguments_of(table_file: Path, folder: Path, *more: str | Path | int) -> lis
     """A run of 12 cells that gather the rows of 64 tokens."""
     given = [
         "bench", table_file, "--arm", "prefetch", "--arm", "mmap-random", "--workload", "gather:64", "--depth", 0,
-        "--repeats", 2, "--out", folder / "run", "--cache-dir", folder / "cache", *more,
+        "--repeats", 2, "--blocks", 1, "--out", folder / "run", "--cache-dir", folder / "cache", *more,
     ]  # fmt: skip
     return [str(argument) for argument in given]
 
@@ -75,9 +76,6 @@ def test_stopped_run_goes_on_where_it_was(table_file: Path, tmp_path: Path, numb
     assert not list(tmp_path.glob("run/**/.*.part"))
     sessions = json.loads((tmp_path / "run" / "timing.json").read_text())["sessions"]
     assert [session["of"] for session in sessions] == [12, 12 - len(before)]
-    for session in sessions:  # each is compared with what was predicted for the cells that it finished
-        assert 0 < session["predicted_for_cells_s"] <= session["predicted_s"] * (1 + 1e-9)
-    assert sessions[0]["predicted_for_cells_s"] < sessions[0]["predicted_s"]
     assert f"{sessions[0]['cells']} of 12 cells took" in output
     assert {json.loads(path.read_text())["session"] for path in (tmp_path / "run" / "cells").iterdir()} == {0, 1}
 
@@ -99,7 +97,7 @@ def test_finished_run_is_not_repeated(finished_run: Path, table_file: Path, tmp_
     assert finished(tmp_path) == before
     timing = json.loads((tmp_path / "run" / "timing.json").read_text())
     assert [session["cells"] for session in timing["sessions"]] == [12]
-    assert timing["sessions"][0]["predicted_s"] > 0
+    assert len(timing["sessions"][0]["repeats_s"]) == 2
 
 
 def test_folder_in_use_is_refused(table_file: Path, tmp_path: Path, run_command: Run) -> None:
@@ -139,23 +137,6 @@ def test_resume_compares_what_is_asked_with_the_run_and_not_with_defaults(
     assert "--resume: versions is" in result.output
 
 
-@pytest.mark.parametrize("parent", ["1", "another"])
-def test_cell_ends_when_its_run_has_ended_and_only_then(tmp_path: Path, parent: str) -> None:
-    """The run may be process 1 itself, in a container: that its number is 1 says nothing."""
-    command = [sys.executable, "-m", "harness.measure.cell", str(tmp_path / "result.json")]
-    wrong = str(os.getpid() + 1) if parent == "another" else parent
-    environment = os.environ | {PARENT: wrong}
-    done = subprocess.run(command, cwd=ROOT, env=environment, input="{}", capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "has ended" in done.stderr
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {PARENT: str(os.getpid())}, input="{}", capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "the spec has schema None" in done.stderr
-
-
 def test_invalid_cells_alone_are_measured_again(
     finished_run: Path, table_file: Path, tmp_path: Path, run_command: Run
 ) -> None:
@@ -184,9 +165,9 @@ def test_results_name_no_folder_and_no_host(finished_run: Path) -> None:
         ("--state", "lukewarm", "expected cold or warm"),
         ("--arm", "no-such", "unknown row mode"),
         ("--workload", "prefill", "expected prefill:N"),
-        ("--repeats", "0", "at least 1"),
+        ("--repeats", "0", "expected 1 to"),
         ("--depth", "-1", "0 or more"),
-        ("--memory-limit", "lots", "no size"),
+        ("--memory-limit", "lots", "expected a number of bytes"),
     ],
 )
 def test_bad_option_exits_2_and_measures_nothing(
@@ -215,7 +196,8 @@ def test_cell_that_fails_is_written_down_with_its_reason(table_file: Path, tmp_p
     with limited(1 << 20) as limit:
         if limit is None or limit.group is None:
             pytest.skip("no cgroup can be made here: what a limit kills cannot be tested")
-    result = run_command(*arguments_of(table_file, tmp_path, "--memory-limit", "4MiB", "--repeats", 1, "--no-twin"))
+    given = arguments_of(table_file, tmp_path, "--memory-limit", "1MiB", "--repeats", 1, "--no-twin")
+    result = run_command(*[text.replace("gather:64", "gather:16384") for text in given])
     assert result.exit_code == 3, result.output
     cells = [json.loads(path.read_text()) for path in (tmp_path / "run" / "cells").glob("*.json")]
     assert len(cells) == 4
@@ -256,22 +238,22 @@ def _git(folder: Path, *arguments: str) -> None:
 
 def test_commit_is_laid_out_once_and_whole(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
-    (checkout / "harness" / "bench").mkdir(parents=True)
+    (checkout / "fast" / "rows").mkdir(parents=True)
     _git(tmp_path, "init", "-q", str(checkout))
-    (checkout / "old.txt").write_text("older than the benchmarks")
+    (checkout / "old.txt").write_text("older than the readers")
     _git(checkout, "add", "old.txt")
     _git(checkout, "commit", "-qm", "first")
-    (checkout / "harness" / "bench" / "cell.py").write_text("print('a cell')")
-    _git(checkout, "add", "harness")
+    (checkout / "fast" / "rows" / "__init__.py").write_text("MODES = {}")
+    _git(checkout, "add", "fast")
     _git(checkout, "commit", "-qm", "second")
     arm = resolve(Arm("now", "auto", commit="HEAD"), checkout)
     assert arm.commit is not None and len(arm.commit) == 40
     tree = tree_of(arm, tmp_path / "cache", checkout)
-    assert (tree / "harness" / "bench" / "cell.py").read_text() == "print('a cell')"
+    assert (tree / "fast" / "rows" / "__init__.py").read_text() == "MODES = {}"
     assert tree_of(arm, tmp_path / "cache", checkout) == tree
     with pytest.raises(InputError, match="no commit"):
         resolve(Arm("never", "auto", commit="no-such-branch"), checkout)
-    with pytest.raises(CannotRun, match="older than the benchmarks"):
+    with pytest.raises(CannotRun, match="has no fast/rows"):
         tree_of(resolve(Arm("old", "auto", commit="HEAD~1"), checkout), tmp_path / "cache", checkout)
 
 
@@ -297,7 +279,7 @@ def test_damaged_file_is_named(tmp_path: Path, file: str, content: str) -> None:
 
 def test_cell_without_a_number_is_named(tmp_path: Path) -> None:
     results = made_up(plan(), steady(0.01))
-    path = store_of(results, tmp_path / "run").path(results.plan.cells()[0])
+    path = store_of(results, tmp_path / "run").path(results.planned()[0])
     cell = json.loads(path.read_text())
     del cell["used"]
     path.write_text(json.dumps(cell))
@@ -316,6 +298,177 @@ def test_two_runs_do_not_measure_into_one_folder(tmp_path: Path) -> None:
 def test_damaged_result_is_named(tmp_path: Path) -> None:
     results = made_up(plan(), steady(0.01))
     store = store_of(results, tmp_path / "run")
-    store.path(results.plan.cells()[0]).write_text('{"schema": 1, "cel')
+    store.path(results.planned()[0]).write_text('{"schema": 1, "cel')
     with pytest.raises(InputError, match="remove the file"):
         Store(tmp_path / "run").read()
+
+
+def test_changed_model_ends_the_run_with_its_own_verdict(
+    table_file: Path, tmp_path: Path, run_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replaced, written to or removed after the third cell: no mode is blamed, and nothing is measured after."""
+    measure = Process.measure
+
+    def changing(how: Callable[[Path], object], model: Path) -> Callable[..., dict[str, Any]]:
+        asked: list[int] = []
+
+        def then(process: Process, order: dict[str, Any]) -> dict[str, Any]:
+            result = measure(process, order)
+            asked.append(1)
+            if len(asked) == 3:
+                how(model)
+            return result
+
+        return then
+
+    def replaced(model: Path) -> None:
+        (model.parent / "new").write_bytes(model.read_bytes())
+        (model.parent / "new").replace(model)
+
+    for word, how in (("was replaced", replaced), ("was written to", Path.touch), ("is gone", Path.unlink)):
+        folder = tmp_path / word.replace(" ", "-")
+        folder.mkdir()
+        model = folder / "model.gguf"
+        model.write_bytes(table_file.read_bytes())
+        monkeypatch.setattr(Process, "measure", changing(how, model))
+        summary = folder / "summary.json"
+        result = run_command(*arguments_of(model, folder, "--json", summary))
+        assert result.exit_code == 3, result.output
+        assert f"changed: model.gguf {word} while it was measured" in " ".join(result.output.split())
+        content = json.loads(summary.read_text())
+        assert content["verdict"] == "changed"
+        assert content["caveats"][0]["name"] == "changed"
+        assert len(finished(folder)) == 2
+
+
+def test_process_that_dies_is_named_and_the_others_are_measured(
+    table_file: Path, tmp_path: Path, run_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = Process.measure
+
+    def dying(process: Process, order: dict[str, Any]) -> dict[str, Any]:
+        if process.spec["mode"] == "mmap-random":
+            os.kill(process.pid, signal.SIGSEGV)
+        return measure(process, order)
+
+    monkeypatch.setattr(Process, "measure", dying)
+    result = run_command(*arguments_of(table_file, tmp_path, "--repeats", 1, "--state", "warm"))
+    assert result.exit_code == 3, result.output
+    cells = [json.loads(path.read_text()) for path in (tmp_path / "run" / "cells").glob("*.json")]
+    by_arm = {cell["cell"]["arm"]: cell for cell in cells}
+    assert by_arm["mmap-random"]["reasons"] == ["killed: its process was ended by SIGSEGV"]
+    assert by_arm["prefetch"]["valid"] and by_arm["prefetch#aa"]["valid"]
+
+
+def test_arm_that_cannot_be_opened_is_tried_once_a_repeat(
+    table_file: Path, tmp_path: Path, run_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Process.opened
+    asked = []
+
+    def refusing(process: Process) -> dict[str, Any]:
+        if process.spec["mode"] == "mmap-random":
+            asked.append(process.pid)
+            raise ProcessFailed("failed: a test forbids it")
+        return opened(process)
+
+    monkeypatch.setattr(Process, "opened", refusing)
+    result = run_command(*arguments_of(table_file, tmp_path, "--blocks", 3))
+    assert result.exit_code == 3
+    assert "12 cells are invalid and left out" in " ".join(result.output.split())
+    assert len(asked) == 2
+
+
+def test_processes_are_new_in_every_repeat_and_the_same_within_it(
+    table_file: Path, tmp_path: Path, run_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The statistic counts repeats as independent, which they are not when a process lives through several."""
+    measure, asked = Process.measure, []
+
+    def noting(process: Process, order: dict[str, Any]) -> dict[str, Any]:
+        asked.append((process.spec["mode"], process.pid, order["state"]))
+        return measure(process, order)
+
+    monkeypatch.setattr(Process, "measure", noting)
+    assert run_command(*arguments_of(table_file, tmp_path, "--blocks", 2, "--no-twin")).exit_code == 0
+    for mode in ("prefetch", "mmap-random"):
+        pids = [pid for found, pid, _ in asked if found == mode]
+        assert len(pids) == 8
+        assert len(set(pids[:4])) == len(set(pids[4:])) == 1
+        assert pids[0] != pids[-1]
+    assert {state for _, _, state in asked[:4]} == {"cold", "warm"}
+
+
+@pytest.mark.parametrize("option", [("--memory-limit", "900MiB"), ()])
+def test_arms_that_find_no_room_together_are_measured_one_after_the_other(
+    table_file: Path, tmp_path: Path, run_command: Run, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
+) -> None:
+    if not option:
+        monkeypatch.setattr(runner, "available_bytes", lambda: 0)
+    living: list[int] = []
+    start, close = Process.__init__, Process.close
+    most = []
+
+    def counted(process: Process, *given: Any) -> None:
+        start(process, *given)
+        living.append(process.pid)
+        most.append(len(living))
+
+    def ended(process: Process) -> None:
+        living.remove(process.pid)
+        close(process)
+
+    monkeypatch.setattr(Process, "__init__", counted)
+    monkeypatch.setattr(Process, "close", ended)
+    result = run_command(*arguments_of(table_file, tmp_path, "--blocks", 2, "--repeats", 1, *option))
+    assert result.exit_code in (0, 3), result.output
+    assert most == [1, 1, 1]
+
+
+def test_budget_ends_a_run_and_resolve_ends_it_sooner(
+    table_file: Path, tmp_path: Path, run_command: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times are made up: the arm takes half as long again, exactly, so that six repeats are enough."""
+
+    def exact(process: Process, order: dict[str, Any]) -> dict[str, Any]:
+        seconds = 0.002 if process.spec["mode"] == "prefetch" else 0.003
+        return measure(process, order) | {"seconds": seconds, "tokens_per_s": order["count"] / seconds}
+
+    measure = Process.measure
+    monkeypatch.setattr(Process, "measure", exact)
+    given = arguments_of(table_file, tmp_path, "--state", "warm", "--blocks", 2)
+    del given[given.index("--repeats") : given.index("--repeats") + 2]
+    result = run_command(*given, "--resolve", "5%", "--budget", "5min")
+    assert result.exit_code == 0, result.output
+    assert "unresolved" not in result.output
+    assert "mmap-random is 0.67 times as fast as prefetch" in " ".join(result.output.split())
+    repeats = {json.loads(path.read_text())["cell"]["repeat"] for path in (tmp_path / "run" / "cells").iterdir()}
+    assert repeats == set(range(6))
+
+
+def test_budget_that_is_too_short_is_said(table_file: Path, tmp_path: Path, run_command: Run) -> None:
+    given = arguments_of(table_file, tmp_path)
+    del given[given.index("--repeats") : given.index("--repeats") + 2]
+    result = run_command(*given, "--resolve", "0.5%", "--budget", "1s")
+    assert result.exit_code == 0, result.output
+    assert "unresolved: in 2 of 2 groups" in " ".join(result.output.split())
+    again = run_command(*given, "--resolve", "0.5%", "--budget", "2s", "--resume")
+    assert again.exit_code == 0, again.output
+    assert run_command(*given, "--resolve", "1%", "--resume").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--resolve", "0%"),
+        ("--resolve", "5"),
+        ("--resolve", "x"),
+        ("--budget", "10"),
+        ("--budget", "0s"),
+        ("--budget", "-1s"),
+    ],
+)
+def test_bad_limits_are_refused(table_file: Path, tmp_path: Path, run_command: Run, option: str, value: str) -> None:
+    result = run_command(*arguments_of(table_file, tmp_path, option, value))
+    assert result.exit_code == 2
+    assert f"{option} {value}: expected" in " ".join(result.output.split())
