@@ -1,27 +1,22 @@
 """The weights as the fast path wants them: float32, input-major, everything that reads one input side by side.
 
 A matrix is stored `[in, out]`, so that a product needs no transpose, and matrices with the same input are one matrix:
-a decode step is then few large products instead of many small ones. Quantized tensors become float32 through the
-`gguf` package's dequantizers; a `.scale`, which multiplies a product's result, multiplies the weight.
+a decode step is then few large products instead of many small ones. `model_file.weights` reads them, by the one table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
 from model_file.config import ModelConfig
 from model_file.gguf_file import GgufFile
-from model_file.inventory import Inventory, inventory_to_load
+from model_file.tensors import MODEL, OUTPUT_CONNECTION, layer_groups
+from model_file.weights import FloatArray, WeightSource
 from reference.shapes import Array, Float
-
-FloatArray = npt.NDArray[np.float32]
 
 
 @jax.tree_util.register_dataclass
@@ -115,58 +110,25 @@ class Weights:
         return sum(leaf.nbytes for leaf in jax.tree_util.tree_leaves(self))
 
 
-Take = Callable[[str], FloatArray]
-
-
 def load_weights(model: GgufFile, config: ModelConfig) -> Weights:
     """All weights of an open model, each tensor of the file used exactly once.
 
     Raises: InputError naming every tensor that is missing, unused or of a wrong shape.
     """
-    reading = _Reading(model, inventory_to_load(model, config))
-    embedding = reading.take("token_embd.weight")
-    has_head = "output.weight" in reading.inventory.weights
+    source = WeightSource(model, config)
+    ends = source.group("", MODEL)
     weights = Weights(
-        embedding=_device(embedding),
-        layers=tuple(_layer(reading, config, layer) for layer in range(config.layers)),
-        hc_out=_hyper_connection(reading.under("output_hc_"), config, inject=False),
-        head=_device((reading.take("output.weight") if has_head else embedding).T),
+        embedding=_device(ends["token_embd"]),
+        layers=tuple(_layer(source, config, layer) for layer in range(config.layers)),
+        hc_out=_hyper_connection(source.group("output_hc_", OUTPUT_CONNECTION)),
+        head=_device(ends.get("output", ends["token_embd"]).T),
     )
-    assert not reading.untaken(), f"loaded tensors must be all of the file's: {sorted(reading.untaken())} were not"
+    source.check_all_read()
     return weights
 
 
-class _Reading:
-    """Hands out dequantized tensors by name and remembers which."""
-
-    def __init__(self, model: GgufFile, inventory: Inventory) -> None:
-        self.model, self.inventory = model, inventory
-        self.left = {*inventory.weights, *inventory.scales}
-
-    def values(self, name: str) -> FloatArray:
-        self.left.remove(name)
-        info = self.inventory.weights.get(name) or self.inventory.scales[name]
-        packed = self.model.packed(name)
-        if info.type in _PLAIN:  # the dequantizer takes these as numbers, not as bytes
-            return packed.view(_PLAIN[info.type]).astype(np.float32, copy=False).reshape(info.shape)
-        return gguf.quants.dequantize(packed, info.type).reshape(info.shape)
-
-    def take(self, name: str) -> FloatArray:
-        values = self.values(name)
-        scale = f"{name.removesuffix('.weight')}.scale"
-        if scale not in self.inventory.scales:
-            return values
-        factors = self.values(scale)
-        return values * factors.reshape(factors.shape + (1,) * (values.ndim - 1))
-
-    def under(self, prefix: str) -> Take:
-        return lambda name: self.take(prefix + name)
-
-    def untaken(self) -> set[str]:
-        return self.left
-
-
-_PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
+Part = dict[str, FloatArray]
+"""Tensors of a group of the table by their fields."""
 
 
 def _device(values: FloatArray) -> Array:
@@ -179,77 +141,67 @@ def _beside(*matrices: FloatArray) -> Array:
     return _device(np.concatenate(matrices, axis=-2).swapaxes(-1, -2))
 
 
-def _layer(reading: _Reading, config: ModelConfig, layer: int) -> Layer:
-    block = f"blk.{layer}."
-    take = reading.under(block)
+def _layer(source: WeightSource, config: ModelConfig, layer: int) -> Layer:
+    parts = {name: source.group(*place) for name, place in layer_groups(config, layer).items()}
     linear = config.linear_layers[layer]
     return Layer(
-        hc_mixer=_hyper_connection(reading.under(block + "hc_attn_"), config),
-        mixer=_delta_net(take) if linear else _attention(take, indexed=config.compress_ratios[layer] > 0),
-        hc_experts=_hyper_connection(reading.under(block + "hc_ffn_"), config),
-        experts=_experts(take, fused=block + "ffn_gate_up_exps.weight" in reading.inventory.weights),
-        ple=_ple(take, config) if layer == config.ple.layer else None,
+        hc_mixer=_hyper_connection(parts["hc_attn"]),
+        mixer=_delta_net(parts["mixer"]) if linear else _attention(parts["mixer"], parts.get("indexer")),
+        hc_experts=_hyper_connection(parts["hc_ffn"]),
+        experts=_experts(parts["experts"]),
+        ple=_ple(parts["ple"]) if "ple" in parts else None,
     )
 
 
-def _hyper_connection(take: Take, config: ModelConfig, inject: bool = True) -> HyperConnection:
-    readers = [take("down.weight")] + ([take("inject.weight")] if inject else [])
-    return HyperConnection(
-        norm=_device(take("norm.weight").reshape(config.streams, config.width)),
-        read=_beside(*readers),
-        up=_device(take("up.weight").T),
-    )
+def _hyper_connection(part: Part) -> HyperConnection:
+    readers = [part[name] for name in ("down", "inject") if name in part]
+    return HyperConnection(norm=_device(part["norm"]), read=_beside(*readers), up=_device(part["up"].T))
 
 
-def _delta_net(take: Take) -> DeltaNet:
-    readers = ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha")
+def _delta_net(part: Part) -> DeltaNet:
     return DeltaNet(
-        project=_beside(*(take(f"{name}.weight") for name in readers)),
-        taps=_device(take("ssm_conv1d.weight").T),
-        dt=_device(take("ssm_dt.bias")),
-        a=_device(take("ssm_a")),
-        norm=_device(take("ssm_norm.weight")),
-        out=_device(take("ssm_out.weight").T),
+        project=_beside(*(part[name] for name in ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha"))),
+        taps=_device(part["ssm_conv1d"].T),
+        dt=_device(part["ssm_dt"]),
+        a=_device(part["ssm_a"]),
+        norm=_device(part["ssm_norm"]),
+        out=_device(part["ssm_out"].T),
     )
 
 
-def _attention(take: Take, indexed: bool) -> Attention:
-    readers = ["attn_q", "attn_k", "attn_v"] + (["indexer.q_proj", "indexer.k_proj"] if indexed else [])
+def _attention(part: Part, indexer: Part | None) -> Attention:
+    readers = [part["attn_q"], part["attn_k"], part["attn_v"]]
+    if indexer:
+        readers += [indexer["q_proj"], indexer["k_proj"]]
     return Attention(
-        project=_beside(*(take(f"{name}.weight") for name in readers)),
-        out=_device(take("attn_output.weight").T),
-        q_norm=_device(take("attn_q_norm.weight")),
-        k_norm=_device(take("attn_k_norm.weight")),
-        indexer_q_norm=_device(take("indexer.q_norm.weight")) if indexed else None,
-        indexer_k_norm=_device(take("indexer.k_norm.weight")) if indexed else None,
+        project=_beside(*readers),
+        out=_device(part["attn_output"].T),
+        q_norm=_device(part["attn_q_norm"]),
+        k_norm=_device(part["attn_k_norm"]),
+        indexer_q_norm=_device(indexer["q_norm"]) if indexer else None,
+        indexer_k_norm=_device(indexer["k_norm"]) if indexer else None,
     )
 
 
-def _experts(take: Take, fused: bool) -> Experts:
-    gate_up = (
-        take("ffn_gate_up_exps.weight")
-        if fused
-        else np.concatenate([take("ffn_gate_exps.weight"), take("ffn_up_exps.weight")], axis=1)
-    )
+def _experts(part: Part) -> Experts:
     return Experts(
         read=_beside(
-            take("ffn_gate_inp.weight"),
-            take("ffn_gate_inp_shexp.weight").reshape(1, -1),
-            take("ffn_gate_shexp.weight"),
-            take("ffn_up_shexp.weight"),
+            part["ffn_gate_inp"],
+            part["ffn_gate_inp_shexp"].reshape(1, -1),
+            part["ffn_gate_shexp"],
+            part["ffn_up_shexp"],
         ),
-        shared_down=_device(take("ffn_down_shexp.weight").T),
-        gate_up=_device(gate_up),
-        down=_device(take("ffn_down_exps.weight")),
+        shared_down=_device(part["ffn_down_shexp"].T),
+        gate_up=_device(np.concatenate([part["ffn_gate_exps"], part["ffn_up_exps"]], axis=1)),
+        down=_device(part["ffn_down_exps"]),
     )
 
 
-def _ple(take: Take, config: ModelConfig) -> Ple:
-    streams = (config.streams, config.width)
+def _ple(part: Part) -> Ple:
     return Ple(
-        project=_beside(take("ple_key.weight"), take("ple_value.weight")),
-        norm_key=_device(take("ple_norm_key.weight").reshape(streams)),
-        norm_query=_device(take("ple_norm_query.weight").reshape(streams)),
-        norm_conv=_device(take("ple_norm_conv.weight").reshape(streams)),
-        taps=_device(take("ple_conv1d.weight").T.reshape(config.ple.conv_kernel, -1)),
+        project=_beside(part["ple_key"], part["ple_value"]),
+        norm_key=_device(part["ple_norm_key"]),
+        norm_query=_device(part["ple_norm_query"]),
+        norm_conv=_device(part["ple_norm_conv"]),
+        taps=_device(part["ple_conv1d"].T),
     )
