@@ -46,7 +46,7 @@ class ModelConfig:
     low_rank: int  # r
     rms_eps: float
     linear_layers: tuple[bool, ...]  # one per trunk layer: delta net (True) or attention
-    skipped_layers: tuple[int, ...]  # trailing MTP blocks, present in the file, not run
+    skipped_layers: tuple[int, ...]  # trailing MTP blocks; the first is the draft head, others are not run
     heads: int  # h
     kv_heads: int  # g
     head_width: int  # k
@@ -58,6 +58,7 @@ class ModelConfig:
     indexer_width: int  # j
     top_k: int
     compress_ratios: tuple[int, ...]  # z per trunk layer; 0 is dense attention
+    head_ratio: int  # z of the draft head's attention
     delta_key_heads: int  # a
     delta_value_heads: int  # b
     delta_width: int  # w
@@ -122,6 +123,7 @@ def config_from(model: GgufFile) -> ModelConfig:
         indexer_width=keys.integer("attention.indexer.key_length"),
         top_k=keys.integer("attention.indexer.top_k"),
         compress_ratios=ratios[: len(linear)],
+        head_ratio=ratios[len(linear)] if skipped and len(ratios) > len(linear) else 0,
         delta_key_heads=keys.integer("ssm.group_count"),
         delta_value_heads=keys.integer("ssm.time_step_rank"),
         delta_width=keys.integer("ssm.state_size"),

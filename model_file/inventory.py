@@ -10,17 +10,21 @@ from model_file.config import ModelConfig
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
 from model_file.shard import TensorInfo
-from model_file.tensors import TABLE, Tensor, as_stored, sizes, trunk_groups
+from model_file.tensors import TABLE, Tensor, as_stored, head_groups, sizes, trunk_groups
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What a file holds for a configuration: `scales` and the names left `unapplied` or `skipped`, sorted apart."""
+    """What a file holds for a configuration: `scales` and the names left `unapplied` or `skipped`, sorted apart.
+
+    head: those of `weights` and `scales` that are the draft head's; empty where the file has none.
+    """
 
     weights: Mapping[str, TensorInfo]
     scales: Mapping[str, TensorInfo]
     unapplied: tuple[str, ...]
     skipped: tuple[str, ...]
+    head: frozenset[str]
 
 
 class UnappliedNotice(UserWarning):
@@ -47,7 +51,9 @@ def take_inventory(model: GgufFile, config: ModelConfig) -> Inventory:
     unapplied: list[str] = []
     left = dict(model.tensors)
     problems += _check_table(left.pop(TABLE, None), config, str(path))
-    for prefix, group in trunk_groups(config):
+    head_block = f"blk.{config.layers}."
+    head = head_groups(config).values() if any(name.startswith(head_block) for name in left) else ()
+    for prefix, group in (*trunk_groups(config), *head):
         for tensor in as_stored(prefix, group, model.tensors):
             name = prefix + tensor.name
             if name in left:
@@ -68,7 +74,8 @@ def take_inventory(model: GgufFile, config: ModelConfig) -> Inventory:
     ]
     if problems:
         raise InputError("\n".join(problems))
-    return Inventory(weights, scales, tuple(unapplied), tuple(skipped))
+    of_head = frozenset(name for name in (*weights, *scales) if name.startswith(head_block))
+    return Inventory(weights, scales, tuple(unapplied), tuple(skipped), of_head)
 
 
 def scale_of(name: str) -> str:

@@ -111,6 +111,12 @@ EXPERTS = (
     _matrix("ffn_up_shexp", "m d"),
     _matrix("ffn_down_shexp", "d m"),
 )
+HEAD = (
+    _matrix("eh_proj", "d d2"),
+    _gain("enorm", "d"),
+    _gain("hnorm", "s d"),
+)
+"""Of an MTP block, beside everything that an attention layer holds."""
 FUSED, FUSED_PARTS = _matrix("ffn_gate_up_exps", "x f2 d"), EXPERTS[1:3]
 """Some writers store the two parts as this one, the rows of the first before those of the second."""
 
@@ -119,15 +125,28 @@ Group = tuple[Tensor, ...]
 
 def layer_groups(config: ModelConfig, layer: int) -> dict[str, tuple[str, Group]]:
     """The parts of a trunk layer, each with the prefix of its tensors, in the order of a file."""
-    block, linear = f"blk.{layer}.", config.linear_layers[layer]
+    linear, ratio = config.linear_layers[layer], config.compress_ratios[layer]
+    return _block_groups(f"blk.{layer}.", linear, ratio, ple=layer == config.ple.layer)
+
+
+def head_groups(config: ModelConfig) -> dict[str, tuple[str, Group]]:
+    """The parts of the draft head, the block behind the trunk; none where the model was made without one."""
+    if not config.skipped_layers:
+        return {}
+    block = f"blk.{config.layers}."
+    parts = {"head": (block + "nextn.", HEAD), "hc_head": (block + "nextn.hc_head_", OUTPUT_CONNECTION)}
+    return _block_groups(block, linear=False, ratio=config.head_ratio, ple=False) | parts
+
+
+def _block_groups(block: str, linear: bool, ratio: int, ple: bool) -> dict[str, tuple[str, Group]]:
     parts = {
         "hc_attn": (block + "hc_attn_", HYPER_CONNECTION),
         "hc_ffn": (block + "hc_ffn_", HYPER_CONNECTION),
         "mixer": (block, DELTA_NET if linear else ATTENTION),
     }
-    if not linear and config.compress_ratios[layer]:
+    if not linear and ratio:
         parts["indexer"] = (block + "indexer.", INDEXER)
-    if layer == config.ple.layer:
+    if ple:
         parts["ple"] = (block, PLE)
     return parts | {"experts": (block, EXPERTS)}
 

@@ -24,10 +24,14 @@ _PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F
 class WeightSource:
     """Reads tensors of an open model by the table and remembers which are still to be read."""
 
-    def __init__(self, model: GgufFile, config: ModelConfig) -> None:
-        """Raises: InputError naming every tensor that is missing, unused or of a wrong shape."""
+    def __init__(self, model: GgufFile, config: ModelConfig, *, head: bool = False) -> None:
+        """head: of the draft head, in place of the trunk.
+
+        Raises: InputError naming every tensor that is missing, unused or of a wrong shape.
+        """
         self.model, self.config, self.inventory = model, config, inventory_to_load(model, config)
-        self.left = {*self.inventory.weights, *self.inventory.scales}
+        every = {*self.inventory.weights, *self.inventory.scales}
+        self.left = every & self.inventory.head if head else every - self.inventory.head
 
     def group(self, prefix: str, group: Group) -> dict[str, FloatArray]:
         """The tensors of a group by their fields, in the shapes of the table; optional ones only where they are."""

@@ -14,6 +14,7 @@ Where things are:
     delta_net.py    the linear token mixer
     attention.py    the other token mixer: attention over the blocks that an indexer picks
     experts.py      the mixture of experts that follows every mixer
+    draft_head.py   the MTP head, which guesses the tokens after the next, and decoding with its guesses
     decode.py       feeding: prompts in any split, greedy decoding
     closeness.py    how close the calls of a chunk were; not part of the model
 

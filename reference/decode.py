@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from model_file.config import ModelConfig
 from reference import ngram
-from reference.model import State, forward, fresh_state
+from reference.model import State, forward, fresh_state, read_out, trunk
 from reference.parameters import Parameters
-from reference.shapes import Array
+from reference.shapes import Array, Float
 
 FloatRows = npt.NDArray[np.float32]
 ReadRows = Callable[[npt.NDArray[np.uint64]], FloatRows]
@@ -39,6 +39,10 @@ def _forward_recorded(
     return logits, state, named
 
 
+_trunk = partial(jax.jit, static_argnames=("config",))(trunk)
+_read_out = partial(jax.jit, static_argnames=("config",))(read_out)
+
+
 class Session:
     """One sequence being fed to the reference. Two sessions share nothing but the weights."""
 
@@ -57,6 +61,15 @@ class Session:
         """As `feed`, with every named intermediate of the chunk."""
         logits, self.state, named = _forward_recorded(self.parameters, self.config, *self._inputs(tokens), self.state)
         return np.asarray(logits), {name: np.asarray(value) for name, value in named.items()}
+
+    def feed_streams(self, tokens: Sequence[int]) -> Float[Array, "t s d"]:
+        """As `feed`, but the residual streams: what the draft head takes, and what `logits_of` reads."""
+        streams, self.state = _trunk(self.parameters, self.config, *self._inputs(tokens), self.state)
+        return streams
+
+    def logits_of(self, streams: Float[Array, "t s d"]) -> FloatRows:
+        """Logits [t, v] of the trunk's streams."""
+        return np.asarray(_read_out(self.parameters, self.parameters.output_hc, streams, self.config))
 
     def feed_in_chunks(self, tokens: Sequence[int], chunk: int) -> FloatRows:
         """Logits [t, v] of a long run of tokens, fed `chunk` at a time; what is left over, one at a time.

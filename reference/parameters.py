@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from model_file.config import ModelConfig
 from model_file.gguf_file import GgufFile
-from model_file.tensors import MODEL, OUTPUT_CONNECTION, layer_groups
+from model_file.tensors import MODEL, OUTPUT_CONNECTION, Group, head_groups, layer_groups
 from model_file.weights import FloatArray, WeightSource
 from reference.shapes import Array, Float
 
@@ -111,6 +111,18 @@ class Layer:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class DraftHead:
+    """The MTP head: what joins a token with the trunk's residual, a layer, and what reads its streams."""
+
+    eh_proj: Float[Array, "d d2"]
+    enorm: Float[Array, "d"]
+    hnorm: Float[Array, "s d"]
+    layer: Layer
+    hc_head: HyperConnection
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Parameters:
     """All weights of the trunk."""
 
@@ -129,7 +141,10 @@ def load_parameters(model: GgufFile, config: ModelConfig) -> Parameters:
     ends = _arrays(source.group("", MODEL))
     parameters = Parameters(
         token_embd=ends["token_embd"],
-        layers=tuple(_layer(source, config, layer) for layer in range(config.layers)),
+        layers=tuple(
+            _layer(_parts(source, layer_groups(config, layer)), linear)
+            for layer, linear in enumerate(config.linear_layers)
+        ),
         output_hc=HyperConnection(**_arrays(source.group("output_hc_", OUTPUT_CONNECTION)), inject=None),
         output=ends.get("output", ends["token_embd"]),
     )
@@ -137,10 +152,28 @@ def load_parameters(model: GgufFile, config: ModelConfig) -> Parameters:
     return parameters
 
 
-def _layer(source: WeightSource, config: ModelConfig, layer: int) -> Layer:
-    parts = {part: _arrays(source.group(*place)) for part, place in layer_groups(config, layer).items()}
+def load_draft_head(model: GgufFile, config: ModelConfig) -> DraftHead | None:
+    """The MTP head of an open model; None where it has none. Raises: InputError as `load_parameters`."""
+    source = WeightSource(model, config, head=True)
+    if not source.left:
+        return None
+    parts = _parts(source, head_groups(config))
+    head = DraftHead(
+        **parts.pop("head"),
+        hc_head=HyperConnection(**parts.pop("hc_head"), inject=None),
+        layer=_layer(parts, linear=False),
+    )
+    source.check_all_read()
+    return head
+
+
+def _parts(source: WeightSource, groups: dict[str, tuple[str, Group]]) -> dict[str, dict[str, Array]]:
+    return {part: _arrays(source.group(*place)) for part, place in groups.items()}
+
+
+def _layer(parts: dict[str, dict[str, Array]], linear: bool) -> Layer:
     mixer: DeltaNet | Attention
-    if config.linear_layers[layer]:
+    if linear:
         mixer = DeltaNet(**parts["mixer"])
     else:
         mixer = Attention(**parts["mixer"], indexer=Indexer(**parts["indexer"]) if "indexer" in parts else None)
