@@ -51,12 +51,15 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
         inventory = take_inventory(model, config)
     except InputError as error:
         return facts, str(error).splitlines()
-    facts["memory_for_weights_in_f32_bytes"] = 4 * sum(int(np.prod(info.shape)) for info in inventory.weights.values())
+    trunk = [info for name, info in inventory.weights.items() if name not in inventory.head]
+    facts["memory_for_weights_in_f32_bytes"] = 4 * sum(int(np.prod(info.shape)) for info in trunk)
     facts["memory_for_a_full_context_bytes"] = state_bytes(config, config.context)
     if inventory.unapplied:
         facts["accepted_not_applied"] = (
             f"{len(inventory.unapplied)} tensors, as in every engine: {inventory.unapplied[0]}, ..."
         )
+    if inventory.head:
+        facts["draft_head"] = f"{len(inventory.head)} tensors of the MTP block {config.layers}"
     if inventory.skipped:
         facts["skipped"] = f"{len(inventory.skipped)} tensors of MTP blocks {list(config.skipped_layers)}"
     return facts, problems
