@@ -38,7 +38,7 @@ def report(
     from harness.measure.statistics import summarise
     from harness.measure.store import Store
     from harness.measure.summary import markdown
-    from harness.pages.page import machine_rows, render
+    from harness.pages.bench_page import machine_rows, render
     from model_file.errors import InputError
 
     store, page = Store(folder), out or folder / "report.html"

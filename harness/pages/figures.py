@@ -85,7 +85,7 @@ def lines(
                 below = [y - low for y, low in zip(line.y, line.low, strict=True)]
                 above = [high - y for y, high in zip(line.y, line.high, strict=True)]
                 axes.errorbar(line.x, line.y, [below, above], fmt="none", ecolor=style.colour, alpha=0.5, capsize=2)
-            shape = style.shape if marks else None
+            shape = style.shape if marks or len(line.x) == 1 else None
             axes.plot(line.x, line.y, style.dash, color=style.colour, marker=shape, markersize=4.5, linewidth=1.4)
         axes.set_xlabel(x_label)
         axes.set_ylabel(y_label)

@@ -17,14 +17,10 @@ from harness.pages.numbers import byte_size, count, ratio, seconds, short
 from harness.pages.tables import Column, Row, text_column
 
 MOST_LINES = 6  # prompts of one plot; more lines say nothing
-_VERDICTS = (*gate_text.COLUMNS, Column("time"), text_column("notes", wrap=True))
-_FOUND = tuple(
-    text_column(name, wrap=name == "what was found") for name in ("mode", "level", "check", "what was found")
-)
+_VERDICTS = (text_column("mode"), text_column("verdict"), text_column("control"), *map(Column, (*LEVELS, "time")))
 _COUNTERS = (
     text_column("mode"),
-    text_column("ran as"),
-    *map(Column, ("batches", "rows", "asked for", "from the device", "read calls", "minor faults", "major faults")),
+    *map(Column, ("batches", "rows", "asked for", "from device", "read calls", "minor faults", "major faults")),
     *map(Column, ("planning", "reading", "copying", "per row")),
 )
 _MARGINS = (
@@ -55,20 +51,22 @@ def gate_as_html(result: GateResult) -> str:
         again=gate_text.repeat_command(result) if result.exit_code == 1 else None,
         tables={
             "verdicts": (_VERDICTS, [_verdict(mode) for mode in result.modes]),
-            "found": (_FOUND, [(name, each.level, each.check, each.story) for name, each in found]),
             "counters": (_COUNTERS, [_counters(mode) for mode in result.modes if mode.counters]),
             "evidence": (FACTS, [(mode.name, _evidence(mode.evidence)) for mode in result.modes if mode.evidence]),
             "margins": (_MARGINS, [_margins(line) for line in result.margins]),
             "cases": (_CASES, [_case(case) for case in result.cases]),
             "checks": (_CHECKS, [(check.name, check.level, check.about) for check in CHECKS.values()]),
         },
+        found=found,
+        notes=[(mode.name, note) for mode in result.modes for note in mode.notes],
         mode_panels=_mode_panels(result),
         margin_panels=_margin_panels(result),
     )
 
 
 def _verdict(mode: ModeVerdict) -> Row:
-    return [*gate_text.cells(mode), seconds(mode.wall_s), "; ".join(mode.notes)]
+    levels = [gate_text.cell(mode, level) for level in LEVELS]
+    return [mode.name, mode.verdict, mode.control, *levels, seconds(mode.wall_s)]
 
 
 def _counters(mode: ModeVerdict) -> Row:
@@ -76,8 +74,7 @@ def _counters(mode: ModeVerdict) -> Row:
     found = mode.counters
     rows = found.get("rows_requested")
     return [
-        mode.name,
-        mode.effective,
+        mode.name if mode.effective == mode.name.partition("@")[0] else f"{mode.name} (ran as {mode.effective})",
         count(found.get("batches")),
         count(rows),
         byte_size(found.get("bytes_asked")),

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
+from markupsafe import Markup
+
 from harness.pages.figures import Look, swatch
 from harness.pages.numbers import byte_size
 from harness.pages.tables import STYLES, Column, Row, text_column
@@ -40,10 +42,11 @@ def page(name: str, machine: Sequence[Row], **content: Any) -> str:
     return template.render(style=style, cell_class=cell_class, facts=FACTS, machine=machine, **content)
 
 
-def cell_class(column: Column, cell: str) -> str:
+def cell_class(column: Column, cell: str) -> Markup:
     """The style of a cell: by its column, and by what it says where it is a verdict."""
     look = {"green": "good", "yellow": "caution"}.get(found, "bad") if (found := STYLES.get(cell)) else ""
-    return " ".join(filter(None, ["wrap" if column.wrap else "text" if column.justify == "left" else "", look]))
+    classes = " ".join(filter(None, ["wrap" if column.wrap else "text" if column.justify == "left" else "", look]))
+    return Markup(f' class="{classes}"' if classes else "")
 
 
 def legend(look: Mapping[str, Look]) -> list[tuple[str, str]]:

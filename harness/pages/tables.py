@@ -1,6 +1,6 @@
 """The one way to print: tables that keep their answer at any width, and lines that no file name can break out of.
 
-The same columns and rows become a table on a terminal, Markdown for a pull request, and HTML (`harness.pages.page`).
+The same columns and rows become a table on a terminal, Markdown for a pull request, and HTML (`harness.pages.html`).
 Where a terminal is narrow, whole columns go and are named below the table; where not even the others fit, each row
 becomes lines of `column: value`. A pipe or a file has no width: nothing is left out and no line is broken.
 """

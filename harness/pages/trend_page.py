@@ -17,7 +17,7 @@ def render(verdict: Verdict, runs: Sequence[BenchRun]) -> str:
     look = looks(modes)
     return page(
         "trend.html.jinja",
-        [(name, str(value)) for name, value in verdict.new.facts.items()],
+        [(name.replace("_", " "), str(value)) for name, value in verdict.new.facts.items()],
         verdict=verdict,
         headline=headline(verdict),
         notes=notes(verdict),
