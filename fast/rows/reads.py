@@ -104,9 +104,6 @@ def unfinished(reads: Reads, results: npt.NDArray[np.int64]) -> Reads | None:
         )
     rest = reads.subset(index)
     done = np.maximum(got, 0)
-    if rest.needed is not None:  # an aligned window goes on where it is aligned
-        places = rest.offsets | rest.lengths
-        done -= done % (places & -places)
     rest.offsets = rest.offsets + done
     rest.addresses = rest.addresses + done
     rest.lengths = rest.lengths - done
