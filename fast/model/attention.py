@@ -99,7 +99,7 @@ def _extend_index(
     raw = jnp.concatenate([state.raw, index[:, config.indexer_heads * config.indexer_width :]])
     touched = (length + ratio - 2) // ratio + 1
     first = start // ratio  # its first token stands at most ratio - 1 places before the chunk, where `state.raw` begins
-    padded = jnp.pad(raw, ((0, ratio), (0, 0)))
+    padded = jnp.pad(raw, ((0, 2 * ratio), (0, 0)))  # a slice past the end would be moved back, to other tokens
     runs = jax.lax.dynamic_slice_in_dim(padded, ratio - 1 - start % ratio, touched * ratio)
     means = jnp.mean(runs.reshape(touched, ratio, -1), axis=1)
     turns = rotations((first + jnp.arange(touched)) * ratio, config)
@@ -146,7 +146,7 @@ def _gather_blocks(cached: Float[Array, "g p k"], chosen: Int[Array, "t n"], rat
 
 
 def _weighted(
-    scores: Float[Array, "... p"], visible: Bool[Array, "... p"], values: Float[Array, "g t nz k"], product: str
+    scores: Float[Array, "... p"], visible: Bool[Array, "... p"], values: Float[Array, "... k"], product: str
 ) -> Float[Array, "t h k"]:
     shares = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), axis=-1)
     read = jnp.einsum(product, shares, values)
