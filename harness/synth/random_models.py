@@ -1,0 +1,103 @@
+"""Small models with an architecture drawn from a seed: what two engines must agree on, whatever the sizes."""
+
+from __future__ import annotations
+
+from random import Random
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from harness.synth.presets import EPSILON, Preset, fitted_hash
+from harness.synth.recipe import Recipe
+from harness.synth.table import TABLE_MASKS
+from model_file.config import ModelConfig, PleConfig
+
+_WIDEST = 1024  # values of the residual, so that each model takes a second
+
+
+def random_recipe(seed: int) -> Recipe:
+    """A whole small model. Every loadable table type comes up in as many consecutive seeds as there are types.
+
+    Drawn: n-grams of 2 to 4 tokens with 1 to 4 heads each, 1 to 4 streams, 2 to 6 layers in any order, attention dense
+    or in blocks of 2 to 8 tokens, kernels of 2 to 4 taps, 1 to 4 key/value heads and key heads, PLE in any delta net.
+    """
+    draw = Random(f"plegate/random/{seed}")
+    kind = list(TABLE_MASKS)[seed % len(TABLE_MASKS)]
+    rows = draw.randrange(1000, 5000)
+    return Recipe(
+        Preset(
+            name="random",
+            about="an architecture drawn from the seed",
+            config=_config(draw, rows, max(GGML_QUANT_SIZES[kind][0], 16)),
+            special={0: "<|pad|>"},
+            padding=0,
+            image=None,
+            seed=seed,
+            rows=rows,
+            table_kind=kind,
+            weight_kind=GGMLQuantizationType.F32,
+            complete=True,
+        ),
+        seed,
+        rows,
+        kind,
+    )
+
+
+def random_tokens(seed: int, config: ModelConfig, count: int) -> list[int]:
+    """Token ids for such a model: repeats, so that n-grams come again, and EOS everywhere, doubled too."""
+    draw = Random(f"plegate/random/tokens/{seed}")
+    few = [draw.randrange(config.vocab) for _ in range(12)] + [config.ple.hash.eos] * 3
+    return [draw.choice(few) if draw.random() < 0.5 else draw.randrange(config.vocab) for _ in range(count)]
+
+
+def _config(draw: Random, rows: int, row_unit: int) -> ModelConfig:
+    order, per_order = draw.choice(
+        [(n, g) for n in (2, 3, 4) for g in (1, 2, 3, 4) if (n - 1) * g * row_unit <= _WIDEST]
+    )
+    heads = (order - 1) * per_order
+    scales = [scale for scale in (1, 2, 4) if heads * row_unit * scale <= _WIDEST // 4]
+    width = heads * row_unit * draw.choice(scales or [1])
+    linear = [draw.random() < 0.5 for _ in range(draw.randrange(2, 7))]
+    linear[draw.randrange(len(linear) // 2)] = True  # PLE needs one,
+    linear[draw.randrange(len(linear) // 2, len(linear))] = False  # and without attention there is no cache
+    ratios = tuple(0 if is_linear else draw.choice([0, *range(2, 9)]) for is_linear in linear)
+    kv_heads, key_heads = draw.randrange(1, 5), draw.randrange(1, 5)
+    head_width, indexer_width = draw.choice([8, 16, 32]), draw.choice([16, 32])
+    vocab, experts = draw.randrange(300, 600), draw.randrange(2, 9)
+    return ModelConfig(
+        name="random",
+        vocab=vocab,
+        context=4096,
+        width=width,
+        streams=draw.randrange(1, 5),
+        low_rank=draw.choice([3, 8, 16]),
+        rms_eps=EPSILON,
+        linear_layers=tuple(linear),
+        skipped_layers=(),
+        heads=kv_heads * draw.randrange(1, 4),
+        kv_heads=kv_heads,
+        head_width=head_width,
+        attention_scale=0.0,
+        rope_width=draw.randrange(2, min(head_width, indexer_width) + 1, 2),
+        rope_base=draw.choice([1e4, 1e7]),
+        rope_divisor=1.0,
+        indexer_heads=draw.choice([6, 8]),  # with few, scores of exactly 0 are common, and so are ties
+        indexer_width=indexer_width,
+        top_k=max(*ratios, 2) * draw.randrange(1, 6) + draw.randrange(2),
+        compress_ratios=ratios,
+        delta_key_heads=key_heads,
+        delta_value_heads=key_heads * draw.randrange(1, 4),
+        delta_width=draw.choice([8, 16]),
+        delta_conv_kernel=draw.randrange(2, 5),
+        experts=experts,
+        experts_used=draw.randrange(1, experts + 1),
+        expert_width=draw.choice([8, 24, 32]),
+        shared_width=draw.choice([8, 16, 40]),
+        expert_weights_scale=0.0,
+        ple=PleConfig(
+            layer=draw.choice([layer for layer, is_linear in enumerate(linear) if is_linear]),
+            hash=fitted_hash(rows, order, per_order, vocab, eos=draw.randrange(vocab)),
+            row_width=width // heads,
+            conv_kernel=draw.randrange(2, 5),
+        ),
+    )
