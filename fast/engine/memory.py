@@ -26,13 +26,10 @@ PROGRAM_BYTES = 12_000_000
 def memory_bytes(plan: Plan, settings: EngineSettings, weights_bytes: int, sequences: int = 1) -> dict[str, int]:
     """Bytes by purpose, and their sum as `total`, for so many sequences one chunk at a time."""
     config = plan.config
-    attention = [
-        ratio for ratio, linear in zip(config.compress_ratios, config.linear_layers, strict=True) if not linear
-    ]
     delta_nets = sum(config.linear_layers)
     cache = sum(
         2 * config.kv_heads * config.head_width * plan.room + config.indexer_width * plan.key_blocks(ratio)
-        for ratio in attention
+        for ratio in plan.attention_ratios
     )
     memory = config.delta_value_heads * config.delta_width**2
     past = (config.delta_conv_kernel - 1) * config.delta_channels
@@ -65,7 +62,6 @@ def _per_query(plan: Plan) -> int:
         3 * (plan.room // ratio) + 2 * (config.top_k + ratio) * config.kv_heads * config.head_width
         if ratio
         else 2 * config.heads * plan.room
-        for ratio, linear in zip(config.compress_ratios, config.linear_layers, strict=True)
-        if not linear
+        for ratio in plan.attention_ratios
     ]
     return max(per_layer, default=0)

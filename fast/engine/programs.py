@@ -9,9 +9,10 @@ import gguf
 import jax
 import jax.numpy as jnp
 
+from fast.model.delta_net import DeltaState
 from fast.model.packing import Packed, pack
 from fast.model.plan import Plan
-from fast.model.state import DeltaState, Recurrent, SequenceState, early_state
+from fast.model.state import Recurrent, SequenceState, early_state
 from fast.model.trunk import States, add_ple, embed, finish, forward, head, run_layers
 from fast.model.weights import Weights
 from fast.rows.dequantize import dequantize_jax
@@ -106,7 +107,7 @@ def decode_from_ple(
         rows = _dequantize(packed, plan.table_type).reshape(streams.shape[0], -1)
         recurrent = state.recurrent
         rest = (*mixers, *recurrent.mixers)
-        states: States = (SequenceState(Recurrent(recurrent.position, recurrent.ple_past, rest), state.caches),)
+        states: States = (SequenceState(Recurrent(recurrent.position, recurrent.ple, rest), state.caches),)
         streams, states = add_ple(weights, streams, rows, states, one, plan)
         layers = range(plan.config.ple.layer, plan.config.layers)
         streams, states = run_layers(weights.layers, layers, streams, states, one, plan)

@@ -1,10 +1,15 @@
-"""A sequence of tokens being fed to an engine: forward in any split, back to any position, saved, restored, forked."""
+"""One context of tokens on an engine: going on in any split, back to any position, saved, restored and forked.
+
+A `Sequence` is data: its tokens, its state on the device, the outcome of its last step, and checkpoints to go back to.
+What computes it is the engine's; this file states in `SequenceEngine` what it asks of one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.engine.programs import Outcome, copied
-from fast.model.state import KeyValues, Recurrent, SequenceState, fresh_state
+from fast.engine.settings import EngineSettings
+from fast.model.attention import KeyValues
+from fast.model.plan import Plan
+from fast.model.state import Recurrent, SequenceState
 from model_file.errors import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Tokens
-
-    from fast.engine.engine import FastEngine
 
 FloatLogits = npt.NDArray[np.float32]
 
@@ -48,14 +51,34 @@ class _Checkpoint:
     recurrent: Recurrent
 
 
+class SequenceEngine(Protocol):
+    """What a sequence asks of the engine that made it."""
+
+    settings: EngineSettings
+    plan: Plan
+
+    @property
+    def identity(self) -> object:
+        """Equal for engines on the same model file."""
+        ...
+
+    def feed_batch(self, work: Tokens[tuple[Sequence, Tokens[int]]], last_only: bool = False) -> list[FloatLogits]:
+        """Feed several sequences together."""
+        ...
+
+    def generate(self, sequence: Sequence, count: int) -> Iterator[tuple[int, float]]:
+        """Continue one sequence greedily."""
+        ...
+
+
 class Sequence:
     """One context. It shares nothing with other sequences but the weights; made by `FastEngine.new_sequence`."""
 
-    def __init__(self, engine: FastEngine) -> None:
+    def __init__(self, engine: SequenceEngine) -> None:
         self.engine = engine
         self.tokens: list[int] = []
         self.margins: list[float] = []  # of every token that `greedy` chose here, in order
-        self._state: SequenceState | None = fresh_state(engine.plan)
+        self._state: SequenceState | None = SequenceState.fresh(engine.plan)
         self._last: tuple[Outcome, int] | None = None  # the last step, and this sequence's place in its batch
         self._checkpoints: list[_Checkpoint] = []
 
@@ -106,9 +129,9 @@ class Sequence:
             (
                 np.asarray(cache.keys)[:, :filled].copy(),
                 np.asarray(cache.values)[:, :filled].copy(),
-                np.asarray(cache.blocks)[:, : _blocks(self.engine.ratios[place], filled)].copy(),
+                np.asarray(cache.blocks)[:, : _blocks(ratio, filled)].copy(),
             )
-            for place, cache in enumerate(state.caches)
+            for ratio, cache in zip(self.engine.plan.attention_ratios, state.caches, strict=True)
         )
         recurrent = tuple(np.array(leaf) for leaf in jax.tree_util.tree_leaves(state.recurrent))
         return Saved(self.engine.identity, tuple(self.tokens), recurrent, caches, self._last_alone())
@@ -133,10 +156,10 @@ class Sequence:
                 f"{self.engine.settings.context}: make the engine with a larger context"
             )
         plan, caches = self.engine.plan, []
-        for ratio, (keys, values, blocks) in zip(self.engine.ratios, saved.caches, strict=True):
+        for ratio, (keys, values, blocks) in zip(plan.attention_ratios, saved.caches, strict=True):
             filled = (_padded(keys, 1, plan.room), _padded(values, 1, plan.room))
             caches.append(KeyValues(*filled, _padded(blocks, 1, plan.key_blocks(ratio))))
-        structure = jax.tree_util.tree_structure(fresh_state(self.engine.plan, caches=False).recurrent)
+        structure = jax.tree_util.tree_structure(Recurrent.fresh(plan))
         recurrent = jax.tree_util.tree_unflatten(structure, [jnp.array(leaf) for leaf in saved.recurrent])
         self._state = SequenceState(recurrent, tuple(caches))
         self.tokens = list(saved.tokens)
@@ -172,7 +195,7 @@ class Sequence:
             self._state = SequenceState(copied(start.recurrent), self.state.caches)
             self.tokens = tokens[: start.position]
         else:
-            self._state = SequenceState(fresh_state(self.engine.plan, caches=False).recurrent, self.state.caches)
+            self._state = SequenceState(Recurrent.fresh(self.engine.plan), self.state.caches)
             self.tokens = []
         if position > len(self.tokens):
             self.feed(tokens[len(self.tokens) :], last_only=True)

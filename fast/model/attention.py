@@ -9,6 +9,7 @@ among the best `n` is in one of the `n` groups with the best maxima, ties includ
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from math import gcd
 
@@ -16,13 +17,46 @@ import jax
 import jax.numpy as jnp
 
 from fast.model.plan import Plan
-from fast.model.state import IndexState, KeyValues
 from fast.model.streams import normalise, rotate, rotations
 from fast.model.weights import Attention
 from reference.shapes import Array, Bool, Float, Int
 
 GROUP_BLOCKS = 16
 SCORE_FLOATS = 1 << 18  # products of heads, queries and blocks that are formed at a time: 1 MiB
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class IndexState:
+    """The last ratio-1 raw indexer keys: with the next ones they make the next block's key. Empty in a dense layer."""
+
+    raw: Float[Array, "z1 j"]
+
+    @classmethod
+    def fresh(cls, ratio: int, plan: Plan) -> IndexState:
+        """The state before a sequence's first token."""
+        return cls(jnp.zeros((max(ratio - 1, 0), plan.config.indexer_width), jnp.float32))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KeyValues:
+    """The layer's caches. From the current position on they hold what padding left there, which is never read.
+
+    Heads come first, so that a block of a head's keys is one run of memory. blocks: one key per complete block, keys
+    as columns, so that a query is multiplied with a run of them without turning anything.
+    """
+
+    keys: Float[Array, "g p k"]
+    values: Float[Array, "g p k"]
+    blocks: Float[Array, "j y"]
+
+    @classmethod
+    def fresh(cls, ratio: int, plan: Plan) -> KeyValues:
+        """Empty caches with the plan's room."""
+        shape = (plan.config.kv_heads, plan.room, plan.config.head_width)
+        blocks = (plan.config.indexer_width, plan.key_blocks(ratio))
+        return cls(jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(blocks, jnp.float32))
 
 
 def attention(

@@ -8,17 +8,33 @@ the pass over the pieces in order. Decays enter as differences G_t - G_i <= 0, s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import gcd
 
 import jax
 import jax.numpy as jnp
 
 from fast.model.plan import Plan
-from fast.model.state import DeltaState
 from fast.model.streams import convolve, normalise
 from fast.model.weights import DeltaNet
 from model_file.config import ModelConfig
 from reference.shapes import Array, Float, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DeltaState:
+    """What the layer carries between calls: its last K-1 convolution inputs, and its memory."""
+
+    past: Float[Array, "q c"]
+    memory: Float[Array, "b w w"]
+
+    @classmethod
+    def fresh(cls, config: ModelConfig) -> DeltaState:
+        """The state before a sequence's first token."""
+        memory = (config.delta_value_heads, config.delta_width, config.delta_width)
+        past = (config.delta_conv_kernel - 1, config.delta_channels)
+        return cls(jnp.zeros(past, jnp.float32), jnp.zeros(memory, jnp.float32))
 
 
 def delta_net(

@@ -31,6 +31,18 @@ class Plan:
     query_tile: int = 128
     expert_tile: int = 64
 
+    @property
+    def attention_ratios(self) -> tuple[int, ...]:
+        """Tokens of a block in every attention layer, in layer order; 0 in a dense one."""
+        layers = zip(self.config.compress_ratios, self.config.linear_layers, strict=True)
+        return tuple(ratio for ratio, linear in layers if not linear)
+
+    @property
+    def early_layers(self) -> int:
+        """How many layers stand before the PLE layer, 0 when not all of them are delta nets."""
+        layer = self.config.ple.layer
+        return layer if all(self.config.linear_layers[:layer]) else 0
+
     def key_blocks(self, ratio: int) -> int:
         """Columns of an index cache: the blocks of the room and spare ones, of which padding needs one."""
         return self.room // ratio + SPARE_BLOCKS if ratio else 0

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 
 from fast.model.plan import Plan
 from fast.model.streams import convolve, normalise
 from fast.model.weights import Ple
+from model_file.config import ModelConfig
 from reference.shapes import Array, Float, Int
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PleState:
+    """The last inputs of the layer's convolution, which is dilated by the hash's order."""
+
+    past: Float[Array, "q sd"]
+
+    @classmethod
+    def fresh(cls, config: ModelConfig) -> PleState:
+        """The state before a sequence's first token."""
+        inputs = (config.ple.conv_kernel - 1) * config.ple.hash.order
+        return cls(jnp.zeros((inputs, config.streams * config.width), jnp.float32))
 
 
 def ple_gated(
@@ -27,10 +44,10 @@ def ple_gated(
 
 
 def ple_smoothed(
-    weights: Ple, gated: Float[Array, "t s d"], past: Float[Array, "q sd"], count: Int[Array, ""], plan: Plan
-) -> tuple[Float[Array, "t s d"], Float[Array, "q sd"]]:
-    """What one sequence adds to its streams, and the convolution's past after its first `count` tokens."""
+    weights: Ple, gated: Float[Array, "t s d"], state: PleState, count: Int[Array, ""], plan: Plan
+) -> tuple[Float[Array, "t s d"], PleState]:
+    """What one sequence adds to its streams, and the state after its first `count` tokens."""
     config = plan.config
     normed = (normalise(gated, config.rms_eps) * weights.norm_conv).reshape(gated.shape[0], -1)
-    smoothed, past = convolve(normed, past, weights.taps, count, dilation=config.ple.hash.order)
-    return gated + jax.nn.silu(smoothed).reshape(gated.shape), past
+    smoothed, past = convolve(normed, state.past, weights.taps, count, dilation=config.ple.hash.order)
+    return gated + jax.nn.silu(smoothed).reshape(gated.shape), PleState(past)

@@ -12,12 +12,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fast.model.attention import attention
-from fast.model.delta_net import delta_net
+from fast.model.attention import IndexState, attention
+from fast.model.delta_net import DeltaState, delta_net
 from fast.model.experts import experts
 from fast.model.plan import Plan
 from fast.model.ple import ple_gated, ple_smoothed
-from fast.model.state import DeltaState, IndexState, Recurrent, SequenceState
+from fast.model.state import Recurrent, SequenceState
 from fast.model.streams import read_streams, write_streams
 from fast.model.weights import DeltaNet, Layer, Weights
 from reference.shapes import Array, Float, Int, Record, UInt8, ignore
@@ -73,10 +73,10 @@ def add_ple(
     gated = ple_gated(ple, rows, streams, plan)
     pieces, after = [], []
     for index, (state, piece) in enumerate(zip(states, jnp.split(gated, len(states)), strict=True)):
-        added, past = ple_smoothed(ple, piece, state.recurrent.ple_past, counts[index], plan)
+        added, ple_state = ple_smoothed(ple, piece, state.recurrent.ple, counts[index], plan)
         pieces.append(added)
         recurrent = state.recurrent
-        after.append(SequenceState(Recurrent(recurrent.position, past, recurrent.mixers), state.caches))
+        after.append(SequenceState(Recurrent(recurrent.position, ple_state, recurrent.mixers), state.caches))
     added = _joined(pieces)
     record(f"blk.{number}.ple", added)
     return streams + added, tuple(after)
@@ -91,7 +91,7 @@ def finish(
     by_sequence = jnp.take_along_axis(by_sequence, last[:, None, None, None], axis=1)
     moved = tuple(
         SequenceState(
-            Recurrent(state.recurrent.position + counts[index], state.recurrent.ple_past, state.recurrent.mixers),
+            Recurrent(state.recurrent.position + counts[index], state.recurrent.ple, state.recurrent.mixers),
             state.caches,
         )
         for index, state in enumerate(states)
@@ -154,7 +154,7 @@ def _mix(
         outs.append(out)
         recurrent = state.recurrent
         mixers = _replaced(recurrent.mixers, number, mixer)
-        after.append(SequenceState(Recurrent(recurrent.position, recurrent.ple_past, mixers), caches))
+        after.append(SequenceState(Recurrent(recurrent.position, recurrent.ple, mixers), caches))
     return _joined(outs) @ layer.mixer.out, tuple(after)
 
 

@@ -17,7 +17,7 @@ import pytest
 from fast.engine.engine import FastEngine
 from fast.engine.memory import memory_bytes
 from fast.engine.settings import EngineSettings, plan_for
-from fast.model.state import fresh_state, size_bytes
+from fast.model.state import SequenceState, size_bytes
 from fast.model.weights import load_weights
 from fast.rows import RowReader
 from harness.cases.case import parse_modes
@@ -150,15 +150,15 @@ def test_failed_gather_leaves_the_sequence_where_it_was() -> None:
 
 def test_memory_is_what_the_formula_says() -> None:
     engine = shared("tiny")
-    parts = memory_bytes(engine.plan, engine.settings, engine.weights_bytes)
+    parts = memory_bytes(engine.plan, engine.settings, engine.step.weights_bytes)
     assert parts["total"] == sum(value for name, value in parts.items() if name != "total")
-    state = fresh_state(engine.plan)
+    state = SequenceState.fresh(engine.plan)
     assert parts["caches"] == size_bytes(state.caches)
     once = parts["recurrent"] // (1 + engine.settings.checkpoints)
     # The formula leaves out the last raw indexer keys, a few hundred bytes.
     assert abs(once - size_bytes(state.recurrent)) <= 0.02 * once
     assert engine.memory() == parts
-    double = memory_bytes(engine.plan, engine.settings, engine.weights_bytes, sequences=2)
+    double = memory_bytes(engine.plan, engine.settings, engine.step.weights_bytes, sequences=2)
     assert double["caches"] == 2 * parts["caches"]
     assert double["weights"] == parts["weights"]
 
