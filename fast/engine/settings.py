@@ -9,6 +9,7 @@ from pathlib import Path
 from fast.model.plan import Plan, shared_plan
 from model_file.config import ModelConfig
 from model_file.errors import InputError
+from model_file.settings_types import wrong_types
 
 PRECISIONS = ("highest", "high", "default")
 MAX_CONTEXT = 1 << 18
@@ -24,7 +25,7 @@ class EngineSettings:
     precision: of matrix products, a name that `jax.default_matmul_precision` takes; anything but "highest" may change
     tokens, and the gate has no way to ask for it. checkpoints: states kept for going back; checkpoint_every: generated
     tokens between two of them. cache_dir: where compiled programs are kept between processes; None: nowhere.
-    overlap: in decode, compute the layers before the PLE layer while its rows are read.
+    overlap: in decode, compute the layers before the PLE layer while its rows are read; False: a step is one program.
 
     Raises: InputError naming every setting that cannot be.
     """
@@ -39,6 +40,8 @@ class EngineSettings:
     overlap: bool = True
 
     def __post_init__(self) -> None:
+        if problems := wrong_types(self):
+            raise InputError("engine settings: " + "; ".join(problems))
         problems = [
             f"{name} is {getattr(self, name)}, expected at least 1"
             for name in ("context", "chunk", "checkpoints", "checkpoint_every")
