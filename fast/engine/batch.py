@@ -9,6 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from fast.engine.chunks import Chunk, ChunkMaker
+from fast.engine.nonfinite import not_finite
 from fast.engine.programs import Outcome
 from fast.engine.sequence import FloatLogits, Sequence
 from fast.engine.step import DeviceStep, wait_for
@@ -40,6 +41,10 @@ class BatchFeeder:
             decode = chunk.tokens.shape[1] == 1
             self.timings.add(Step(chunk.total, decode, chunk.gather_s, started - asked, compute_s, compile_s))
             keep(sequences, chunk, outcome, logits, pieces)
+            for place in np.flatnonzero(np.isnan(outcome.margins) & (chunk.counts > 0)).tolist():
+                if upcoming is not None:
+                    upcoming.exception()  # the reader is needed, and has one user at a time
+                raise not_finite(self.step, self.chunks, sequences[place].tokens)
         return [
             sequence.logits if last_only else np.concatenate(rows)
             for sequence, rows in zip(sequences, pieces, strict=True)

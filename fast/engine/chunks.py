@@ -37,7 +37,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What a program takes.
+    """What a program takes, and the ids of the rows that were read for it, padding left out.
 
     Shapes: tokens int32 [sequences, t], counts int32 [sequences], packed uint8 [sequences * t * n, row bytes].
     """
@@ -45,6 +45,7 @@ class Chunk:
     tokens: npt.NDArray[np.int32]
     counts: npt.NDArray[np.int32]
     packed: PackedRows
+    ids: Ids
     gather_s: float
 
     @property
@@ -87,4 +88,5 @@ class ChunkMaker:
                 started = perf_counter()
                 self.reader.gather(ids.reshape(-1), out=packed[index, : ids.size])
                 gather_s += perf_counter() - started
-        return Chunk(tokens, counts, packed.reshape(-1, self._row_bytes), gather_s)
+        named = np.concatenate([ids.reshape(-1) for ids in cut.ids])
+        return Chunk(tokens, counts, packed.reshape(-1, self._row_bytes), named, gather_s)

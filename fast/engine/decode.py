@@ -9,12 +9,14 @@ waited for. Where a layer before the PLE layer is no delta net, or `overlap` is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import isnan
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from fast.engine.chunks import ChunkMaker
+from fast.engine.nonfinite import not_finite
 from fast.engine.programs import Outcome
 from fast.engine.sequence import Sequence
 from fast.engine.step import DeviceStep, Early
@@ -42,8 +44,11 @@ class Decoder:
             self.sequence.margins.append(margin)
             following = int(np.asarray(outcome.tokens)[0])  # waits for the device
             self._note_time(perf_counter())
+            ahead = float(np.asarray(outcome.margins)[0])
+            if isnan(ahead):
+                raise not_finite(self.step, self.chunks, self.sequence.tokens)
             yield token, margin
-            token, margin = following, float(np.asarray(outcome.margins)[0])
+            token, margin = following, ahead
 
     def _feed(self, token: int, more: bool) -> Outcome:
         """Feed `token`, the one that the last step chose. more: another will follow, begin with it already."""

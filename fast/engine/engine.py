@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from time import perf_counter
 from types import TracebackType
-from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
 from fast.engine.batch import BatchFeeder, keep
 from fast.engine.chunks import ChunkMaker, Reader
 from fast.engine.decode import Decoder
+from fast.engine.environment import prepare_jax, use_program_cache
 from fast.engine.memory import memory_bytes
+from fast.engine.nonfinite import not_finite
 from fast.engine.sequence import FloatLogits, Sequence
 from fast.engine.settings import EngineSettings, plan_for
 from fast.engine.step import DeviceStep
@@ -30,17 +31,20 @@ from model_file.tensors import TABLE
 class FastEngine:
     """A model on the device, and the reader of its table. Sequences are made with `new_sequence`.
 
-    Raises: InputError naming everything that is wrong with the file. One thread at a time may use an engine.
+    One thread at a time may use an engine, and only the process that made it: a fork does not take JAX's threads along.
+    Raises: InputError naming everything that is wrong with the file.
     """
 
     def __init__(self, gguf_file: GgufFile, reader: Reader, settings: EngineSettings | None = None) -> None:
+        prepare_jax()
+        self._process = os.getpid()
         self.settings = settings or EngineSettings()
         self.config = config_from(gguf_file)
         if self.settings.cache_dir is not None:
             use_program_cache(str(self.settings.cache_dir))
         table = gguf_file.tensors[TABLE]
         self.plan = plan_for(self.config, int(table.type), self.settings)
-        self.step = DeviceStep(load_weights(gguf_file, self.config), self.plan)
+        self.step = DeviceStep(load_weights(gguf_file, self.config), self.plan, gguf_file.paths[0].name)
         self.identity = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in gguf_file.paths)
         self.timings = Timings()
         self.chunks = ChunkMaker(self.config, self.settings, reader, table.size_bytes // table.shape[0])
@@ -62,6 +66,7 @@ class FastEngine:
 
     def new_sequence(self) -> Sequence:
         """An empty sequence with room for `settings.context` tokens."""
+        self.check_process()
         return Sequence(self)
 
     def new_sequence_after(self, token: int) -> Sequence:
@@ -102,6 +107,7 @@ class FastEngine:
 
     def generate(self, sequence: Sequence, count: int) -> Iterator[tuple[int, float]]:
         """Greedy decoding of one sequence; see `Sequence.generate`."""
+        self.check_process()
         self._check_room(sequence, count)
         yield from Decoder(self.step, self.chunks, self.timings, sequence).run(count)
 
@@ -129,6 +135,8 @@ class FastEngine:
         sequence.give_state(state)
         pieces: list[list[FloatLogits]] = [[]]
         keep([sequence], chunk, outcome, self.step.logits(streams), pieces)
+        if np.isnan(outcome.margins).any():
+            raise not_finite(self.step, self.chunks, sequence.tokens)
         return pieces[0][0], {name: np.asarray(value)[: len(fed)] for name, value in named.items()}
 
     def memory(self) -> dict[str, int]:
@@ -137,7 +145,16 @@ class FastEngine:
 
     def close(self) -> None:
         """Stop the reading thread. The reader stays open: it is the caller's."""
-        self._feeder.close()
+        if os.getpid() == self._process:  # in a fork there is no such thread
+            self._feeder.close()
+
+    def check_process(self) -> None:
+        """Raises: InputError in another process than the one that made the engine."""
+        if os.getpid() != self._process:
+            raise InputError(
+                f"the engine was made in process {self._process} and this is process {os.getpid()}, forked from it "
+                "without the threads that JAX computes in: make an engine in the process that uses it"
+            )
 
     def __enter__(self) -> FastEngine:
         return self
@@ -148,6 +165,7 @@ class FastEngine:
         self.close()
 
     def _checked(self, sequence: Sequence, tokens: Items[int]) -> list[int]:
+        self.check_process()
         fed = [int(token) for token in tokens]
         if not fed:
             raise InputError("no tokens to feed, expected at least one")
@@ -167,11 +185,3 @@ class FastEngine:
                 f"{sequence.position} tokens were fed and {count} more follow, expected at most the context of "
                 f"{self.settings.context}: make the engine with a larger context"
             )
-
-
-def use_program_cache(folder: str) -> None:
-    """Keep compiled programs in `folder` for the next process; for all of JAX in this one."""
-    set_option: Any = jax.config.update  # jax leaves it unannotated
-    set_option("jax_compilation_cache_dir", folder)
-    set_option("jax_persistent_cache_min_compile_time_secs", 0.2)
-    set_option("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -16,17 +16,20 @@ from fast.model.state import Recurrent, SequenceState, early_state
 from fast.model.trunk import States, add_ple, embed, finish, forward, head, run_layers
 from fast.model.weights import Weights
 from fast.rows.dequantize import dequantize_jax
-from reference.shapes import Array, Float
+from reference.shapes import Array, Float, Int
 
 Tree = TypeVar("Tree")
 
 # XLA on the CPU writes 256-bit vectors unless told otherwise, even where 512-bit ones cost nothing: decode gains 3 %.
 # Other devices have no use for the option and ignore it.
-_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
+# What XLA_FLAGS may say about exactness does not hold here.
+_OPTIONS = {"xla_cpu_prefer_vector_width": 512, "xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False}
 
 
 class Outcome(NamedTuple):
     """What a step leaves: the greedy next token of every sequence, its margin over the second, and the last logits.
+
+    A margin is NaN where a logit, or a stream of a token before, is not finite.
 
     Shapes: tokens int32 [sequences], margins float32 [sequences], logits [sequences, v]; all of it on the device.
     """
@@ -42,8 +45,18 @@ def _outcome(logits: Float[Array, "sequences v"]) -> Outcome:
     first = jnp.max(logits, axis=-1)
     # XLA's argmax goes through a vocabulary of 248320 in 1.06 ms on the CPU, a maximum and a minimum in 0.11.
     best = jnp.min(jnp.where(logits == first[:, None], ids, ids[-1]), axis=-1)
-    others = jnp.where(ids == best[:, None], -jnp.inf, logits)
-    return Outcome(best, first - jnp.max(others, axis=-1), logits)
+    # Minus infinity, which no maximum shows, counts as infinity here: seen in the same pass, at no cost.
+    others = jnp.where(ids == best[:, None], -jnp.inf, jnp.where(logits == -jnp.inf, jnp.inf, logits))
+    margin = first - jnp.max(others, axis=-1)
+    return Outcome(best, jnp.where(jnp.isfinite(margin), margin, jnp.nan), logits)
+
+
+def _marked(outcome: Outcome, streams: Float[Array, "all s d"], counts: Int[Array, "sequences"]) -> Outcome:
+    """The outcome, its margins NaN where streams of a sequence's tokens are not finite; padding may be what it is."""
+    by_token = streams.reshape(counts.shape[0], -1, streams.shape[1] * streams.shape[2])
+    real = jnp.arange(by_token.shape[1]) < counts[:, None]
+    finite = jnp.all(jnp.isfinite(by_token) | ~real[:, :, None], axis=(1, 2))
+    return outcome._replace(margins=jnp.where(finite, outcome.margins, jnp.nan))
 
 
 def _dequantize(packed: Array, kind: int) -> Array:
@@ -58,7 +71,8 @@ def advance(
     weights: Weights = packed_weights.unpack()
     with jax.default_matmul_precision(plan.precision):
         logits, streams, states = forward(weights, tokens, packed, states, counts, plan, _dequantize)
-        return _outcome(logits), streams, states
+        outcome = _outcome(logits)
+        return outcome if tokens.shape[1] == 1 else _marked(outcome, streams, counts), streams, states
 
 
 @partial(jax.jit, static_argnames=("plan",), compiler_options=_OPTIONS)
@@ -124,7 +138,7 @@ def advance_recorded(
     named: dict[str, Array] = {}
     with jax.default_matmul_precision(plan.precision):
         logits, streams, states = forward(weights, tokens, packed, states, counts, plan, _dequantize, named.__setitem__)
-        return _outcome(logits), streams, states, named
+        return _marked(_outcome(logits), streams, counts), streams, states, named
 
 
 @jax.jit

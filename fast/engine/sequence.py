@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -51,6 +51,7 @@ class _Checkpoint:
     recurrent: Recurrent
 
 
+@runtime_checkable
 class SequenceEngine(Protocol):
     """What a sequence asks of the engine that made it."""
 
@@ -60,6 +61,10 @@ class SequenceEngine(Protocol):
     @property
     def identity(self) -> object:
         """Equal for engines on the same model file."""
+        ...
+
+    def check_process(self) -> None:
+        """Raises: InputError in a fork of the engine's process."""
         ...
 
     def feed_batch(self, work: Tokens[tuple[Sequence, Tokens[int]]], last_only: bool = False) -> list[FloatLogits]:
@@ -92,6 +97,7 @@ class Sequence:
         """Logits [v] after the last token. Raises: ValueError before the first."""
         if self._last is None:
             raise ValueError("no token has been fed yet, so that there are no logits")
+        self.engine.check_process()
         outcome, index = self._last
         return np.asarray(outcome.logits)[index]
 
@@ -118,6 +124,7 @@ class Sequence:
         """The greedy next token and its margin, not fed. Raises: ValueError before the first token."""
         if self._last is None:
             raise ValueError("no token has been fed yet, so that nothing can be continued")
+        self.engine.check_process()
         outcome, index = self._last
         return int(np.asarray(outcome.tokens)[index]), float(np.asarray(outcome.margins)[index])
 
@@ -148,6 +155,7 @@ class Sequence:
 
         Raises: InputError when it is of another model or longer than the context.
         """
+        self.engine.check_process()
         if saved.model != self.engine.identity:
             raise InputError(f"the saved sequence is of {saved.model}, expected one of {self.engine.identity}")
         if len(saved.tokens) > self.engine.settings.context:
@@ -183,6 +191,7 @@ class Sequence:
         fed again: at most `checkpoint_every` or a chunk of them close to the end, more further back.
         Raises: InputError for a position that this sequence has not reached.
         """
+        self.engine.check_process()
         if not 0 <= position <= self.position:
             raise InputError(f"cannot go to position {position}, expected 0 to {self.position}, where the sequence is")
         if position == self.position:
@@ -203,6 +212,7 @@ class Sequence:
     @property
     def state(self) -> SequenceState:
         """The state on the device. Raises: RuntimeError when a step failed half-way and took it along."""
+        self.engine.check_process()
         if self._state is None:
             raise RuntimeError(
                 "a step of this sequence failed and its state is lost: restore a saved one, or start anew"

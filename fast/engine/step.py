@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from fast.engine.chunks import Chunk, PackedRows
 from fast.engine.programs import (
@@ -39,8 +40,8 @@ class DeviceStep:
     back.
     """
 
-    def __init__(self, weights: Weights, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, weights: Weights, plan: Plan, name: str) -> None:
+        self.plan, self.name = plan, name  # the name is the model's, for messages
         self.weights_bytes = weights.size_bytes
         self.compilations = 0
         self.early_s = 0.0  # seconds that the layers before the PLE layer take a token, once they were measured
@@ -64,6 +65,11 @@ class DeviceStep:
         tokens = np.array([[token]], np.int32)
         outcome, _, (state,) = advance(self._weights, tokens, packed, (state,), self._one, self.plan)
         return outcome, state
+
+    def embedding_of(self, token: int) -> npt.NDArray[np.float32]:
+        """What a token's streams begin with [d]."""
+        weights: Weights = self._weights.unpack()
+        return np.asarray(weights.embedding[token])
 
     def begin(self, token: Any, recurrent: Recurrent) -> Early:
         """The part of a decode step that needs no rows, of a token [1] that may still be computed.
