@@ -85,6 +85,7 @@ def _config(draw: Random, rows: int, row_unit: int) -> ModelConfig:
         indexer_width=indexer_width,
         top_k=max(*ratios, 2) * draw.randrange(1, 6) + draw.randrange(2),
         compress_ratios=ratios,
+        head_ratio=0,
         delta_key_heads=key_heads,
         delta_value_heads=key_heads * draw.randrange(1, 4),
         delta_width=draw.choice([8, 16]),
