@@ -10,7 +10,7 @@ from model_file.hash_constants import HashConstants
 from model_file.metadata import Keys, shortened
 
 ARCHITECTURE = "qwen4exp"
-_MOST_LAYERS = 4096  # of Flash-Next 48; each layer that a damaged number promises would be reported as missing
+_MOST_LAYERS = 4096  # Flash-Next has 48; with a damaged count, each layer would be reported as missing
 _LAYER_KEYS = ("block_count", "nextn_predict_layers", "attention.recurrent_layers", "full_attention_interval")
 
 
@@ -36,7 +36,7 @@ class PleConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The architecture, nothing else; runtime choices live elsewhere. Letters as in `reference.shapes`."""
+    """The architecture, without the choices of a run. Letters are those of `reference.shapes`."""
 
     name: str
     vocab: int

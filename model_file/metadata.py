@@ -19,7 +19,7 @@ from model_file.errors import InputError
 from model_file.gguf_scan import SCALARS, Value
 
 MOST = 1 << 24
-"""Of anything that is counted, 64 times the longest context: lists of so many layers and rotary pairs are made."""
+"""The largest count that is accepted: 64 times the longest context. A damaged count must not fill the memory."""
 
 
 class Metadata:

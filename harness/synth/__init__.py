@@ -1,4 +1,7 @@
-"""The deterministic model maker behind `plegate synth`, and the cache of made models."""
+"""The deterministic model maker behind `plegate synth`, and the cache of made models.
+
+It may import `model_file` and the harness's errors and atomic files: models are made without running any.
+"""
 
 from harness.synth.making import cache_folder, ensure_model, make_model
 from harness.synth.presets import PRESETS

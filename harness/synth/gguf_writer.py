@@ -105,8 +105,8 @@ def write_gguf(
 ) -> str:
     """Write the file whole or not at all and give its SHA-256.
 
-    `on_bytes` is told of every piece written. Raises: InputError when the file is there already (without `force`), or
-    the folder is missing, not writable or full; the message names the path and ends in `instead`.
+    on_bytes: called with the size of every piece that was written. instead: what the message of an error ends in.
+    Raises: InputError when the file is there already (without `force`), or the folder is missing, not writable or full.
     """
     if path.is_dir():
         raise InputError(f"{path}: is a folder, expected the name of a file to write; {instead}")

@@ -48,12 +48,12 @@ def cache_folder(chosen: Path | None = None) -> Path:
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "plegate"
 
 
-def ensure_model(preset: str, cache_dir: Path | None = None, tell: Callable[[str], None] = lambda _: None) -> Path:
+def ensure_model(preset: str, cache_dir: Path | None = None, report: Callable[[str], None] = lambda _: None) -> Path:
     """The preset's default model from the cache folder, made first where it is not there or not what it should be.
 
     Two processes at once: the second waits for the first and takes its file. A file is trusted when its size and time
     of change are those noted beside it when it was made and the digest noted is the recorded one; otherwise it is
-    hashed, and made anew if it differs. `tell` receives a line for each stage. Raises: InputError when the folder
+    hashed, and made anew if it differs. `report` receives a line for each stage. Raises: InputError when the folder
     cannot be made, written or has no room, naming it, the bytes and the option to use instead; CannotRun when the
     bytes made here are not the recorded ones.
     """
@@ -62,30 +62,30 @@ def ensure_model(preset: str, cache_dir: Path | None = None, tell: Callable[[str
     path = folder / f"{recipe.label}-v{RECIPE_VERSION}.gguf"
     if _is_trusted(path, recipe):
         return path
-    with _sole_maker(folder, path, tell):
+    with _sole_maker(folder, path, report):
         if _is_trusted(path, recipe):  # another process made it while this one waited
             return path
         for leftover in folder.glob(f".{path.name}.*.part"):  # of a process that was killed: we hold the lock
             leftover.unlink(missing_ok=True)
-        if not _note_if_right(path, recipe, tell):
-            _make_cached(path, recipe, tell)
+        if not _note_if_right(path, recipe, report):
+            _make_cached(path, recipe, report)
     return path
 
 
-def _make_cached(path: Path, recipe: Recipe, tell: Callable[[str], None]) -> None:
+def _make_cached(path: Path, recipe: Recipe, report: Callable[[str], None]) -> None:
     total, done = recipe.size_bytes, 0
 
     def on_bytes(count_bytes: int) -> None:
         nonlocal done
         done += count_bytes
-        tell(f"making the model {recipe.preset.name} (once): {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB")
+        report(f"making the model {recipe.preset.name} (once): {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB")
 
     check_space(path, total, CACHE_ADVICE)
     digest = make_model(recipe, path, force=True, instead=CACHE_ADVICE, on_bytes=on_bytes)
     if digest != (expected := RECORDED.get(recipe.label, digest)):
         path.unlink()
-        story = f"the bytes made here have SHA-256 {digest}, recorded is {expected}"
-        raise CannotRun(f"{path}: {story}; removed again; please report this with your CPU and NumPy version")
+        detail = f"the bytes made here have SHA-256 {digest}, recorded is {expected}"
+        raise CannotRun(f"{path}: {detail}; removed again; please report this with your CPU and NumPy version")
     _write_note(path, digest)
 
 
@@ -111,12 +111,12 @@ def _is_trusted(path: Path, recipe: Recipe) -> bool:
         return False
 
 
-def _note_if_right(path: Path, recipe: Recipe, tell: Callable[[str], None]) -> bool:
+def _note_if_right(path: Path, recipe: Recipe, report: Callable[[str], None]) -> bool:
     """Whether the file has the recorded bytes after all (touched or copied); it is noted then, and trusted again."""
     expected = RECORDED.get(recipe.label)
     if expected is None or not path.is_file() or path.stat().st_size != recipe.size_bytes:
         return False
-    tell(f"checking {path.name}")
+    report(f"checking {path.name}")
     if file_sha256(path) != expected:
         return False
     _write_note(path, expected)
@@ -133,7 +133,7 @@ def file_sha256(path: Path) -> str:
 
 
 @contextmanager
-def _sole_maker(folder: Path, path: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def _sole_maker(folder: Path, path: Path, report: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock file of `path`; the kernel drops it when a process dies.
 
     Raises: InputError when the folder cannot be written.
@@ -148,7 +148,7 @@ def _sole_maker(folder: Path, path: Path, tell: Callable[[str], None]) -> Iterat
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell(f"waiting for another process that makes {path.name}")
+            report(f"waiting for another process that makes {path.name}")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
