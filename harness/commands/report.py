@@ -27,22 +27,28 @@ def report(
 ) -> None:
     """Make the page of a benchmark: speed over depth, waiting, read amplification, ratios with intervals, caveats.
 
-    One HTML file with everything in it, written whole or not at all; an unfinished run gives the page of what there is.
+    One HTML file with everything in it, written whole or not at all. An unfinished run gives a page of what there is.
+
+    Examples:
+
+        plegate report
+
+        plegate report results/bench --markdown summary.md
 
     Exit codes: 0 written, 2 bad input.
     """
-    from harness.atomic import write_json, write_text
-    from harness.commands.outputs import check_outputs
+    from harness.commands.outputs import outputs
     from harness.measure.caveats import caveats
     from harness.measure.export import as_json
     from harness.measure.statistics import summarise
     from harness.measure.store import Store
     from harness.measure.summary import markdown
     from harness.pages.bench_page import machine_rows, render
+    from harness.pages.tables import print_line
     from model_file.errors import InputError
 
     store, page = Store(folder), out or folder / "report.html"
-    check_outputs({"--out": page, "--markdown": markdown_file, "--json": json_file}, store.kept, made=folder)
+    write = outputs({"--out": page, "--markdown": markdown_file, "--json": json_file}, store.kept, made=folder)
     results = store.read()
     names = [arm.name for arm in results.plan.matrix.arms]
     if baseline is not None and baseline not in names:
@@ -51,10 +57,12 @@ def report(
         raise InputError(f"{folder}: no cell is finished yet, expected at least one: `plegate bench --resume`")
     summaries = summarise(results, baseline)
     found = caveats(results, summaries)
-    write_text(page, render(results, summaries, found))
-    if markdown_file is not None:
-        machine = "; ".join(f"{name}: {value}" for name, value in machine_rows(results))
-        write_text(markdown_file, markdown(results, summaries, found, machine))
-    if json_file is not None:
-        write_json(json_file, as_json(results, summaries, found))
-    typer.echo(f"{page}: {len(results.valid)} valid cells, {len(results.invalid)} invalid, {len(found)} caveats")
+    machine = "; ".join(f"{name}: {value}" for name, value in machine_rows(results))
+    write(
+        {
+            "--out": lambda: render(results, summaries, found),
+            "--markdown": lambda: markdown(results, summaries, found, machine),
+            "--json": lambda: as_json(results, summaries, found),
+        }
+    )
+    print_line(f"{page}: {len(results.valid)} valid cells, {len(results.invalid)} invalid, {len(found)} caveats")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -48,14 +48,22 @@ def run(
 ) -> None:
     """Continue a prompt greedily (temperature 0): text to standard output as it comes, speed to standard error.
 
-    With `--tokens`, for a model without a vocabulary too, ids go in and ids come out.
+    With `--tokens` ids go in and ids come out, for a model without a vocabulary too.
+
+    Examples:
+
+        plegate run --prompt "Once upon a time"
+
+        plegate run model.gguf --tokens ids.json -n 32 --mode prefetch
+
+    Exit codes: 0 done, 2 bad input, 3 the model or the mode cannot be run here.
     """
     from contextlib import ExitStack
 
     from fast.engine.engine import FastEngine
     from fast.rows import locate_table, open_rows
     from harness.cases.prompts import check_context, check_ids, encode, read_one_prompt
-    from harness.commands.outputs import check_outputs
+    from harness.commands.outputs import outputs
     from harness.commands.progress import stages
     from harness.engines.settings import engine_settings
     from harness.synth import cache_folder, ensure_model
@@ -65,7 +73,7 @@ def run(
 
     if (prompt is None) == (tokens is None):
         raise InputError("give one of --prompt TEXT and --tokens FILE")
-    check_outputs({"--json": json_file}, [model, tokens])
+    write = outputs({"--json": json_file}, [model, tokens])
     with ExitStack() as stack:
         with stages() as say:
             say("opening the model")
@@ -93,11 +101,8 @@ def run(
             chosen.append(token)
             out.add(token)
         out.end()
-        _report(engine, of_prompt, len(chosen))
-        if json_file is not None:
-            from harness.atomic import write_json
-
-            write_json(json_file, {"prompt": ids, "tokens": chosen, "timings": engine.timings.as_dict()})
+        _report(engine.timings, of_prompt, len(chosen))
+        write({"--json": lambda: {"prompt": ids, "tokens": chosen, "timings": engine.timings.as_dict()}})
 
 
 def _end_tokens(file: GgufFile, engine: FastEngine) -> set[int]:
@@ -140,27 +145,18 @@ def _spent(timings: Timings) -> tuple[int, float, float]:
     return tokens, timings.prefill_compute_s + timings.decode_compute_s, timings.exposed_wait_s
 
 
-def _report(engine: FastEngine, of_prompt: tuple[int, float, float], written: int) -> None:
+def _report(timings: Timings, of_prompt: tuple[int, float, float], written: int) -> None:
     """Speed on standard error, compilation apart. of_prompt: what was spent when the prompt had been fed."""
-    import sys
+    from harness.pages.numbers import count, seconds, short
+    from harness.pages.tables import print_line, screen
 
-    timings = engine.timings
-    tokens, compute_s, wait_s = of_prompt
-    all_tokens, all_compute_s, all_wait_s = _spent(timings)
+    def line(name: str, tokens: float, compute_s: float, wait_s: float) -> str:
+        speed = short(tokens / (compute_s + wait_s) if compute_s + wait_s else None)
+        return f"{name}: {count(tokens)} tokens, {speed} tokens/s, {seconds(wait_s)} of it waiting for rows"
 
-    def line(name: str, tokens: int, compute_s: float, wait_s: float) -> str:
-        whole_s = compute_s + wait_s
-        speed: Any = f"{tokens / whole_s:.1f} tokens/s" if whole_s else "-"
-        return f"{name} {tokens} tokens, {speed}, {wait_s * 1e3:.1f} ms of it waiting for rows"
-
-    print(
-        "\n".join(
-            [
-                line("prompt:", *of_prompt),
-                line("answer:", all_tokens - tokens, all_compute_s - compute_s, all_wait_s - wait_s),
-                f"compiled in {timings.compile_s:.1f} s, rows read in {timings.gather_s * 1e3:.1f} ms, "
-                f"{written} tokens written",
-            ]
-        ),
-        file=sys.stderr,
+    answer = (after - before for after, before in zip(_spent(timings), of_prompt, strict=True))
+    last = (
+        f"compiled in {seconds(timings.compile_s)}, rows read in {seconds(timings.gather_s)}, {written} tokens written"
     )
+    for text in (line("prompt", *of_prompt), line("answer", *answer), last):
+        print_line(text, screen(stderr=True))

@@ -51,24 +51,32 @@ def trend(
     that is missing on one side is reported. What is slower stays slower in all later runs, until it is as fast as
     before or accepted.
 
+    Examples:
+
+        plegate trend
+
+        plegate trend --add results/bench.json --markdown trend.md
+
+        plegate trend --accept "rows are checked now"
+
     Exit codes: 0 nothing is slower, 1 something is, or is missing, 2 bad input, 3 there is nothing to compare with,
     or the machine was busy.
     """
-    from harness.atomic import write_json, write_text
-    from harness.commands.outputs import check_outputs
-    from harness.errors import CannotRun
+    from harness.commands.outputs import outputs
+    from harness.errors import EXIT_DIFFERENT, EXIT_EQUAL, CannotRun
     from harness.measure.trend.compare import BUSY_CORES, compare
     from harness.measure.trend.runs import accept, add_run, history, keys, read_run
-    from harness.measure.trend.text import as_json, headline, markdown, notes
+    from harness.measure.trend.text import COLUMNS, as_json, headline, markdown, notes, rows
+    from harness.pages.tables import print_line, print_table
     from harness.pages.trend_page import render
     from model_file.errors import InputError
 
     if keep_only and (add is None or accept_reason is not None):
         raise InputError("--keep-only compares nothing: expected --add with it, and no --accept")
-    check_outputs({"--markdown": markdown_file, "--html": html_file, "--json": json_file}, [folder, add, against])
+    write = outputs({"--markdown": markdown_file, "--html": html_file, "--json": json_file}, [folder, add, against])
     if add is not None:
         kept = add_run(folder, add)
-        typer.echo(f"kept as {kept}")
+        print_line(f"kept as {kept}")
         key = kept.parent.name
         if keep_only:
             return
@@ -89,17 +97,19 @@ def trend(
                 f"expected at most {BUSY_CORES}: later runs would not be compared with it; make one on an idle machine"
             )
         verdict.new = runs[-1] = accept(runs[-1], accept_reason)
-    for line in (headline(verdict), *(f"slower: {c.cell.name}: {c.factor:.2f} times" for c in verdict.slower)):
-        typer.echo(line)
+    print_line(headline(verdict))
+    if verdict.slower:
+        print_table(COLUMNS, rows(verdict.slower), title="slower")
     for line in (*(f"missing: {name}" for name in verdict.missing), *notes(verdict)):
-        typer.echo(line)
-    if markdown_file is not None:
-        write_text(markdown_file, markdown(verdict))
-    if html_file is not None:
-        write_text(html_file, render(verdict, runs))
-    if json_file is not None:
-        write_json(json_file, as_json(verdict))
-    raise typer.Exit(1 if verdict.regressed else 0)
+        print_line(line)
+    write(
+        {
+            "--markdown": lambda: markdown(verdict),
+            "--html": lambda: render(verdict, runs),
+            "--json": lambda: as_json(verdict),
+        }
+    )
+    raise typer.Exit(EXIT_DIFFERENT if verdict.regressed else EXIT_EQUAL)
 
 
 def _newest_key(folder: Path) -> str:
