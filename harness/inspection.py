@@ -13,6 +13,7 @@ from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
 from model_file.hash_constants import CHECKPOINT_SEED, HashConstants, checkpoint_multipliers, offsets_of, prime_sizes
 from model_file.inventory import take_inventory
+from model_file.metadata import Keys
 from model_file.tensors import TABLE
 
 _LAZY_ABOVE_BYTES = 4 * 2**30  # llama.cpp's `auto` reads tables above this lazily
@@ -25,7 +26,7 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
     """
     facts: dict[str, Any] = {
         "architecture": model.architecture or "none named",
-        "name": model.metadata.get("general.name", ""),
+        "name": Keys(model.metadata).text("general.name", default=""),
         "shards": [str(path) for path in model.paths],
         "size_bytes": model.size_bytes,
         "tensors": len(model.tensors),

@@ -102,3 +102,41 @@ def test_hash_constants_in_32_bits_are_refused(tiny: Path, tmp_path: Path) -> No
     assert found == [
         "ple.head_offsets: found elements of INT32, expected UINT64: 32 bits cut the hash constants, convert again"
     ]
+
+
+HOSTILE: list[Any] = [
+    (True, _V.BOOL, None),
+    (0, _V.UINT32, None),
+    (1, _V.UINT32, None),
+    (2**32 - 1, _V.UINT32, None),
+    (-1, _V.INT32, None),
+    (2**64 - 1, _V.UINT64, None),
+    (float("nan"), _V.FLOAT32, None),
+    (-1e30, _V.FLOAT32, None),
+    ("", _V.STRING, None),
+    ([0], _V.ARRAY, _V.UINT64),
+    ([2**63], _V.ARRAY, _V.UINT64),
+    ([-1] * 5000, _V.ARRAY, _V.INT32),
+    (["x"], _V.ARRAY, _V.STRING),
+    (None, _V.BOOL, None),
+]
+
+
+def test_any_value_of_any_key_is_refused_or_read(tiny: Path, tmp_path: Path) -> None:
+    """Every key of the model with every kind of wrong value: an error that names it, or a configuration."""
+    keys, _ = gguf_edit.read(tiny)
+    keys = {name: value for name, value in keys.items() if not name.startswith("tokenizer.ggml.")}
+    refused = 0
+    for name in keys.keys() - {"general.architecture"}:  # which the package's writer makes a text of
+        for value in HOSTILE:
+            changed = {**keys, name: value}
+            if value[0] is None:
+                del changed[name]
+            try:
+                with open_gguf(gguf_edit.write(tmp_path / "a.gguf", changed, {})) as model:
+                    config_from(model)
+            except InputError as error:
+                refused += 1
+                by_itself = value[1] is not _V.UINT32  # one that is fine alone may contradict another, which is named
+                assert (name if by_itself else str(tmp_path)) in str(error), (name, value)
+    assert refused > 9 * len(keys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -14,6 +15,7 @@ from pathlib import Path
 import gguf
 import pytest
 
+from harness.inspection import describe
 from model_file.config import config_from
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile, open_gguf
@@ -67,6 +69,7 @@ def outcome(path: Path) -> str:
             for name in model.tensors:
                 model.packed(name)
             assert as_the_package_reads(path, model), path
+            json.dumps(describe(model))
             take_inventory(model, config_from(model))
     except InputError as error:
         assert str(path) in str(error) and len(str(error)) < 1 << 20
