@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
@@ -15,9 +14,9 @@ from model_file.config import ModelConfig
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
 from model_file.inventory import take_inventory
-from model_file.tensors import TABLE
+from model_file.tensors import TABLE, trunk_groups
+from model_file.weights import FloatArray, dequantized
 
-FloatArray = npt.NDArray[np.float32]
 Take = Callable[[str], FloatArray]
 
 
@@ -27,13 +26,11 @@ def state_dict(model: GgufFile, config: ModelConfig) -> dict[str, FloatArray]:
     if inventory.scales:
         raise InputError(f"{model.paths[0]}: has {min(inventory.scales)}: transformers' model has no place for scales")
 
+    gains = {prefix + each.name for prefix, group in trunk_groups(config) for each in group if each.gain}
+
     def take(name: str) -> FloatArray:
-        info = model.tensors[name]
-        packed = model.packed(name)
-        plain = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
-        typed = packed.view(plain[info.type]) if info.type in plain else packed
-        values = typed if info.type in plain else gguf.quants.dequantize(typed, info.type)
-        return np.array(values, np.float32).reshape(info.shape)
+        values = dequantized(model, name)
+        return values - 1 if name in gains else np.array(values)
 
     embedding = take("token_embd.weight")
     out = {
@@ -64,7 +61,7 @@ def grouped_order(config: ModelConfig) -> npt.NDArray[np.int64]:
 
 def _hyper_connection(take: Take, source: str, target: str, inject: bool = True) -> dict[str, FloatArray]:
     out = {
-        target + "hc_norm.weight": take(source + "norm.weight").reshape(-1) - 1,
+        target + "hc_norm.weight": take(source + "norm.weight").reshape(-1),
         target + "input_mix_weight_down.weight": take(source + "down.weight"),
         target + "input_mix_weight_up.weight": take(source + "up.weight"),
     }
@@ -103,11 +100,11 @@ def _attention(take: Take, source: str, target: str) -> dict[str, FloatArray]:
         prefix + "k_proj.weight": take(source + "attn_k.weight"),
         prefix + "v_proj.weight": take(source + "attn_v.weight"),
         prefix + "o_proj.weight": take(source + "attn_output.weight"),
-        prefix + "q_norm.weight": take(source + "attn_q_norm.weight") - 1,
-        prefix + "k_norm.weight": take(source + "attn_k_norm.weight") - 1,
+        prefix + "q_norm.weight": take(source + "attn_q_norm.weight"),
+        prefix + "k_norm.weight": take(source + "attn_k_norm.weight"),
         prefix + "indexer.index_qk_proj.weight": np.concatenate(index),
-        prefix + "indexer.q_layernorm.weight": take(source + "indexer.q_norm.weight") - 1,
-        prefix + "indexer.k_layernorm.weight": take(source + "indexer.k_norm.weight") - 1,
+        prefix + "indexer.q_layernorm.weight": take(source + "indexer.q_norm.weight"),
+        prefix + "indexer.k_layernorm.weight": take(source + "indexer.k_norm.weight"),
     }
 
 
@@ -136,8 +133,8 @@ def _ple(take: Take, source: str, target: str, config: ModelConfig) -> dict[str,
         prefix + "ple_embedding.ngram_embedding.weight": take(TABLE),
         prefix + "key_proj.weight": take(source + "ple_key.weight"),
         prefix + "value_proj.weight": take(source + "ple_value.weight"),
-        prefix + "norm_key.weight": take(source + "ple_norm_key.weight").reshape(-1) - 1,
-        prefix + "norm_query.weight": take(source + "ple_norm_query.weight").reshape(-1) - 1,
-        prefix + "norm_conv.weight": take(source + "ple_norm_conv.weight").reshape(-1) - 1,
+        prefix + "norm_key.weight": take(source + "ple_norm_key.weight").reshape(-1),
+        prefix + "norm_query.weight": take(source + "ple_norm_query.weight").reshape(-1),
+        prefix + "norm_conv.weight": take(source + "ple_norm_conv.weight").reshape(-1),
         prefix + "conv1d.weight": taps[:, None, :],
     }
