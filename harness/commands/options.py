@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from harness.inputs import LARGEST, decimal_number, whole_number
+from harness.inputs import decimal_number, whole_number
 from model_file.errors import InputError
 
 # readable=False: asked by typer, a file without permission would be refused without a word on what to do.
@@ -19,7 +18,6 @@ Model = Annotated[
         metavar="MODEL",
         readable=False,
         help="A GGUF file, or any shard of a split one. Opened read-only, always.",
-        show_default=False,
     ),
 ]
 DefaultModel = Annotated[
@@ -27,8 +25,7 @@ DefaultModel = Annotated[
     typer.Argument(
         metavar="MODEL",
         readable=False,
-        help="A GGUF file, or any shard of a split one. Left out: the small model `nano`, made on first use and kept.",
-        show_default=False,
+        help="A GGUF file, or any shard of a split one. Default: the small model `nano`, made on first use and kept.",
     ),
 ]
 DEFAULT_RESULTS = Path("results/bench")
@@ -41,12 +38,12 @@ Modes = Annotated[
     typer.Option(
         "--mode",
         metavar="MODE[@FILE]",
-        help="A mode to judge; give it several times. Left out: all of them. `MODE@FILE` reads that mode's rows "
-        "from FILE, a copy of the table. llama.cpp's off, on, auto and on-direct are understood.",
+        help="A mode to judge, several times for several. Default: all of them. `MODE@FILE` reads that mode's rows "
+        "from FILE, a copy of the table. llama.cpp's names off, on, auto and on-direct work too.",
     ),
 ]
 Texts = Annotated[
-    list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt as text; may be given several times.")
+    list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt as text, several times for several.")
 ]
 TextFiles = Annotated[
     list[Path] | None,
@@ -101,15 +98,13 @@ def _parts(kind: Any) -> list[Any]:
 
 
 def _reader(kind: type, least: float | None, most: float | None) -> Callable[[Any], Any]:
+    limits = {name: kind(limit) for name, limit in (("least", least), ("most", most)) if limit is not None}
+
     def read(given: Any) -> Any:
-        if not isinstance(given, str):
-            return given  # a default
-        try:
-            if kind is int:
-                return whole_number(
-                    given, "", int(-LARGEST if least is None else least), int(LARGEST if most is None else most)
-                )
-            return decimal_number(given, "", -inf if least is None else least, inf if most is None else most)
+        try:  # a default is a number already
+            return (
+                (whole_number if kind is int else decimal_number)(given, **limits) if isinstance(given, str) else given
+            )
         except InputError as error:
             raise typer.BadParameter(str(error)) from None
 

@@ -19,9 +19,8 @@ def rows(
             "--against",
             metavar="FILE",
             readable=False,
-            help="What is right comes from FILE, the original of MODEL or another copy. Left out: from MODEL itself, "
-            "by plain positional reads. With FILE, both tables are also compared whole, from the first byte to the "
-            "last.",
+            help="What is right comes from FILE, the original of MODEL or another copy, and both tables are compared "
+            "whole, from the first byte to the last. Default: MODEL itself, by plain positional reads.",
         ),
     ] = None,
     count: Annotated[
@@ -35,8 +34,8 @@ def rows(
         bool | None,
         typer.Option(
             "--cold/--no-cold",
-            help="Insist on a verified cold start for every mode, or leave it out. Neither: tried, and insisted on "
-            "for tables of 64 MiB and more.",
+            help="Require a verified cold start for every mode, or leave it out. Default: tried, and required for "
+            "tables of 64 MiB and more.",
             show_default=False,
         ),
     ] = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -26,24 +25,16 @@ def synth(
         PresetName,
         typer.Argument(
             metavar="PRESET",
-            help="`nano`: a whole small model, 222 MiB, what `plegate gate` uses by default. `pico`: the "
-            "smallest whole model, 8 MiB. `table`: Flash-Next's "
-            "metadata, vocabulary size and hash with nothing but the table, of any size and type. `mini`: a whole "
-            "model with Flash-Next's sizes per layer, 4 layers, 8 experts, 834 MiB.",
-            show_default=False,
+            help="`nano`: a whole small model, 222 MiB, what `plegate gate` uses by default. `pico`: the smallest "
+            "whole model, 8 MiB. `table`: Flash-Next's metadata, vocabulary size and hash with the table alone, of any "
+            "size and type. `mini`: a whole model with Flash-Next's sizes per layer, 4 layers, 8 experts, 834 MiB.",
         ),
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="The file to write. Default: PRESET.gguf here.", show_default=False
-        ),
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write. Default: PRESET.gguf here.")
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", help="Another seed, other weights and rows. Default: the preset's own.", show_default=False
-        ),
+        int | None, typer.Option(metavar="N", help="Other weights and rows. Default: the preset's own seed.")
     ] = None,
     rows: Annotated[
         int | None,
@@ -51,12 +42,9 @@ def synth(
             metavar="N",
             help="Rows of the table; the hash's head sizes follow. Flash-Next has 320001536 (26.8 GiB in IQ4_NL). "
             "Default: 1000064 for nano, 1600000 for mini, 1 GiB for table.",
-            show_default=False,
         ),
     ] = None,
-    gib: Annotated[
-        float | None, typer.Option(metavar="X", help="The table's size in GiB, instead of --rows.", show_default=False)
-    ] = None,
+    gib: Annotated[float | None, typer.Option(metavar="X", help="The table's size in GiB, instead of --rows.")] = None,
     table_type: Annotated[
         str | None,
         typer.Option(
@@ -64,14 +52,10 @@ def synth(
             metavar="TYPE",
             help="The table's number format: F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, IQ4_NL (default), and Q6_K or "
             "IQ1_S where a row's width is a multiple of 256.",
-            show_default=False,
         ),
     ] = None,
     width: Annotated[
-        int | None,
-        typer.Option(
-            metavar="W", help="Values in a row, for `table` only. Default: Flash-Next's 160.", show_default=False
-        ),
+        int | None, typer.Option(metavar="W", help="Values in a row, for `table` alone. Default: Flash-Next's 160.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
     json_file: JsonFile = None,
@@ -83,17 +67,15 @@ def synth(
 
     Examples:
 
-    `plegate synth nano`
+        plegate synth nano
 
-    `plegate synth nano --rows 40000000 --out big.gguf` (a table that does not fit in memory, under the same small
-    model)
+        plegate synth nano --rows 40000000 --out big.gguf   (the same small model, a table larger than memory)
 
-    `plegate synth table --gib 6 --type Q8_0`
+        plegate synth table --gib 6 --type Q8_0
 
-    Exit codes: 0 made, 1 made but with another SHA-256 than recorded, 2 bad input (no space and no permission too).
+    Exit codes: 0 made, 1 made but with another SHA-256 than recorded, 2 bad input, no space, no permission.
     """
     import time
-    from functools import partial
 
     from harness.commands.outputs import outputs
     from harness.commands.progress import stages
@@ -108,11 +90,15 @@ def synth(
     recipe = make_recipe(preset.value, seed=seed, rows=rows, gib=gib, table_kind=kind, row_width=width)
     path = Path(f"{preset.value}.gguf") if out is None else out
     write = outputs({"--json": json_file}, [path])
-    started_s = time.perf_counter()
-    size_bytes = recipe.size_bytes
+    started_s, size_bytes, done = time.perf_counter(), recipe.size_bytes, 0
     with stages() as report:
-        written = partial(report, f"writing {path.name}, MiB", total=size_bytes >> 20)
-        digest = make_model(recipe, path, force=force, on_bytes=_sum_up(lambda done_bytes: written(done_bytes / 2**20)))
+
+        def written(count_bytes: int) -> None:
+            nonlocal done
+            done += count_bytes
+            report(f"writing {path.name}, MiB", done >> 20, size_bytes >> 20)
+
+        digest = make_model(recipe, path, force=force, on_bytes=written)
     wall_s = time.perf_counter() - started_s
     recorded = RECORDED.get(recipe.label)
     print_line(f"{path}: {count(size_bytes)} bytes in {seconds(wall_s)}")
@@ -134,18 +120,6 @@ def synth(
     }
     write({"--json": lambda: facts})
     raise typer.Exit(EXIT_EQUAL if recorded in (None, digest) else EXIT_DIFFERENT)
-
-
-def _sum_up(tell: Callable[[int], None]) -> Callable[[int], None]:
-    """What takes each number of bytes and passes on how many it is in all."""
-    done = 0
-
-    def add(count_bytes: int) -> None:
-        nonlocal done
-        done += count_bytes
-        tell(done)
-
-    return add
 
 
 def _verdict(digest: str, recorded: str | None) -> str:
