@@ -1,21 +1,26 @@
 """Files written whole or not at all: a temporary file beside the target, flushed to disk, then renamed over it.
 
-A killed process leaves at most a hidden `.NAME.*.part` file, never a half-written result. What is no regular file (a
-pipe, a terminal, a device) cannot be replaced whole and must not be: it is written into. A link stays a link.
+A killed process leaves nothing, or a hidden `.NAME.*.part` file, which the next one removes: never half a result. What
+is no regular file (a pipe, a terminal, a device) cannot be replaced whole and must not be: it is written into. A link
+stays a link.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from model_file.errors import InputError
+
+_SETTLED_S = 5.0  # a file that was made a moment ago may not be locked yet
 
 
 @contextmanager
@@ -48,22 +53,49 @@ def writing(path: str | Path, *, over_model: bool = False) -> Iterator[IO[bytes]
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[IO[bytes]]:
+    _sweep(target)
     temporary: Path | None = None
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-        temporary = Path(name)
+        descriptor, temporary = _part(target)
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed: `_sweep` leaves it alone
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(target)
-        temporary = None
+            if temporary is None:
+                temporary = target.with_name(f".{target.name}.{os.getpid()}-{time.monotonic_ns()}.part")
+                # A folder's descriptor, which counts for no absolute path, makes Python call linkat(2) and follow.
+                os.link(f"/proc/self/fd/{file.fileno()}", temporary, src_dir_fd=file.fileno())
+            temporary.replace(target)
+            temporary = None
         _sync_folder(target.parent)
     finally:
         if temporary is not None:
             with suppress(OSError):
                 temporary.unlink()
+
+
+def _part(target: Path) -> tuple[int, Path | None]:
+    """A new file beside the target: one without a name, which a killed process cannot leave behind, where there is."""
+    if hasattr(os, "O_TMPFILE") and os.access("/proc/self/fd", os.X_OK):
+        with suppress(OSError):  # a file system that has none, as NFS; the other way says what else is wrong
+            return os.open(target.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666), None
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    os.fchmod(descriptor, 0o666 & ~_umask())
+    return descriptor, Path(name)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed processes left of this file: parts that nobody holds locked any more."""
+    with suppress(OSError):
+        for name in os.listdir(target.parent):  # noqa: PTH208  names with any characters
+            if not (name.startswith(f".{target.name}.") and name.endswith(".part")):
+                continue
+            part = target.with_name(name)
+            with suppress(OSError), part.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - os.fstat(file.fileno()).st_mtime > _SETTLED_S:
+                    part.unlink()
 
 
 def _stream(path: Path) -> IO[bytes] | None:

@@ -8,6 +8,7 @@ Command modules import jax, matplotlib and tokenizers where they use them, so th
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -113,7 +114,8 @@ def _stop_for_system(error: OSError) -> typer.Exit:
     if isinstance(error, _PATH_IS_WRONG):
         advice = "check that the path is right and that you may use it"
         return _stop("error", f"{os.fsdecode(error.filename)}: {found}: {advice}", EXIT_BAD_INPUT)
-    advice = "check the disk; PLEGATE_TRACEBACK=1 shows where"
+    limited = error.errno in (errno.EMFILE, errno.ENFILE)
+    advice = f"{'raise `ulimit -n`' if limited else 'check the disk'}; PLEGATE_TRACEBACK=1 shows where"
     return _stop("cannot run", f"{error.filename}: {found}: {advice}", EXIT_CANNOT_RUN)
 
 

@@ -144,3 +144,23 @@ def test_killed_writer_leaves_the_old_or_the_new(tmp_path: Path) -> None:
         assert content in versions
         seen.add(content[0])
     assert seen == {1, 2}  # the kills did land between and during writes
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_killed_writer_leaves_no_part(tmp_path: Path, unnamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed in the middle of a write: nothing is there, or a part that the next write of the same file removes."""
+    path = tmp_path / "result"
+    child = (
+        "import os, sys\nfrom harness.atomic import writing\n"
+        + ("" if unnamed else "del os.O_TMPFILE\n")
+        + "with writing(sys.argv[1]) as file:\n    file.write(b'half')\n    file.flush()\n    os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", child, str(path)], cwd=ROOT, check=False)
+    assert done.returncode == -9
+    assert len(list(tmp_path.iterdir())) == (0 if unnamed else 1)
+    monkeypatch.setattr(atomic, "_SETTLED_S", -1)
+    with atomic.writing(path) as file:  # while it writes, another one finishes, and leaves it alone
+        file.write(b"whole")
+        atomic.write_bytes(path, b"other")
+    assert path.read_bytes() == b"whole"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["result"]
