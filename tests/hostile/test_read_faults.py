@@ -93,6 +93,7 @@ def test_reads_that_come_short_or_again_give_the_right_rows(
     count("faults injected into reads: short, EINTR, EAGAIN", kernel.injected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["direct", "direct by pread", "uring", "resident"])
 def test_a_read_of_every_length_below_a_row_is_continued(
     table: Table, way: str, monkeypatch: pytest.MonkeyPatch, count: Count

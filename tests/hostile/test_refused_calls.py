@@ -127,6 +127,7 @@ def verdicts(path: Path) -> dict[str, str]:
     return {mode.get("name", mode.get("mode")): mode["verdict"] for mode in json.loads(path.read_text())["modes"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["madvise:EPERM", "io_uring_enter:EPERM", f"openat:EPERM:{O_DIRECT}", "preadv2:EPERM"])
 def test_rows_judges_the_other_modes_and_ends_with_3(rule: str, tmp_path: Path) -> None:
     stopped, _, words = AFFECTED[rule]
@@ -137,6 +138,7 @@ def test_rows_judges_the_other_modes_and_ends_with_3(rule: str, tmp_path: Path) 
     assert verdicts(out) == {mode: "not run" if mode in stopped else "equal" for mode in MODES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["fadvise64:EPERM", "process_madvise:EPERM", "io_setup:EPERM", "statx:EPERM"])
 def test_rows_names_what_a_mode_goes_on_without(rule: str, tmp_path: Path) -> None:
     _, told, words = AFFECTED[rule]
@@ -149,6 +151,7 @@ def test_rows_names_what_a_mode_goes_on_without(rule: str, tmp_path: Path) -> No
     assert named == set(told)
 
 
+@pytest.mark.slow
 def test_a_cold_start_that_cannot_be_made_or_verified_is_named(tmp_path: Path) -> None:
     for rule in ("fadvise64:EPERM", "mincore:EPERM"):
         out = tmp_path / "rows.json"
@@ -160,6 +163,7 @@ def test_a_cold_start_that_cannot_be_made_or_verified_is_named(tmp_path: Path) -
         assert "could not be evicted from memory and verified" in json.loads(out.read_text())["modes"][0]["not_cold"]
 
 
+@pytest.mark.slow
 def test_gate_judges_the_other_modes(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text("1 2 3")
     out = tmp_path / "gate.json"
@@ -179,6 +183,7 @@ def test_run_in_a_mode_that_is_forbidden_ends_with_3(tmp_path: Path) -> None:
     assert f"plegate: cannot run: {MODEL}: mode mmap-random cannot run: madvise(MADV_RANDOM)" in errors
 
 
+@pytest.mark.slow
 def test_no_threads_at_all_is_named() -> None:
     """OpenBLAS interrupts the process then: nobody typed Ctrl-C, so it is no 130."""
     code, _, errors = command("clone3:EPERM", "rows", MODEL, "--rows", "50", "--no-cold", "--mode", "mmap")

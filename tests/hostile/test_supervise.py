@@ -256,6 +256,7 @@ def test_a_command_interrupted_on_a_terminal_ends_with_130(tiny: Path) -> None:
         terminal.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "mib"), [("v", 60), ("v", 120), ("v", 250), ("v", 700), ("d", 60), ("d", 120)])
 def test_too_little_memory_is_named_wherever_it_runs_out(tiny: Path, limit: str, mib: int) -> None:
     """In NumPy's start, in jaxlib's, in a thread of its: an exception, an exit or an abort, and never a defect."""
