@@ -37,7 +37,16 @@ def tests(session: nox.Session) -> None:
 def slow(session: nox.Session) -> None:
     """Measurements and long runs, which say how they compare with the device and with each other."""
     install(session, "tests")
-    session.run("pytest", "-m", "slow", "--ignore=tests/bench", *session.posargs)  # those are `nox -s bench`
+    # Others are `nox -s bench` and `nox -s hostile`.
+    session.run("pytest", "-m", "slow and not hostile", "--ignore=tests/bench", *session.posargs)
+
+
+@nox.session
+def hostile(session: nox.Session) -> None:
+    """A world that means no good: crashes, refused calls, failing disks, limits, 200 kills. Prints what was counted."""
+    install(session, "tests")
+    # The first folder is named for its conftest.py, which prints the counts.
+    session.run("pytest", "-m", "hostile", "-n", "2", "tests/hostile", "tests", *session.posargs)
 
 
 @nox.session

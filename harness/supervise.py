@@ -79,6 +79,11 @@ def die_with(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
+def dying_with_us() -> list[str]:
+    """What to put before a command so that it ends with this process, also where this one is killed. Linux only."""
+    return [sys.executable, "-P", __file__, str(os.getpid())] if sys.platform == "linux" else []
+
+
 def _watch(child: int, watched: set[signal.Signals]) -> tuple[int, bool]:
     """Pass signals on to the child until it ends; its wait status, and whether somebody interrupted it."""
     interrupted = False
@@ -232,3 +237,8 @@ def _say(lines: list[str]) -> None:
             os.write(2, b"\r\x1b[K\x1b[?25h")  # the cursor, which a progress bar hides
         for line in lines:
             os.write(2, f"plegate: cannot run: {line}\n".encode(errors="backslashreplace"))
+
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[1]))
+    os.execv(sys.argv[2], sys.argv[2:])

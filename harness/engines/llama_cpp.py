@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from harness.errors import CannotRun
+from harness.supervise import dying_with_us
 
 VARIABLE = "PLEGATE_LLAMA_SERVER"
 START_LIMIT_S = 300.0
@@ -90,7 +91,11 @@ class LlamaServer:
         libraries = f"{program.parent}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}"
         environment = dict(os.environ, LD_LIBRARY_PATH=libraries)
         self._process = subprocess.Popen(
-            command, stdout=self._log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
+            [*dying_with_us(), *command],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
         )
         try:
             self._wait_until_ready()
