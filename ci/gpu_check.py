@@ -2,7 +2,7 @@
 
     python ci/gpu_check.py [MODEL]
 
-Runs `plegate gate` (its token part in every mode, against goldens or the reference) and `plegate speed --against none`
+Runs `plegate gate` (its token part in every mode, against goldens or the reference) and `plegate bench`
 on whatever device JAX finds, prints one table and exits with 1 at any difference, with 3 where no GPU is found or
 something could not be run, and with 0 otherwise. `--allow-cpu` is for trying the script itself.
 """
@@ -40,7 +40,8 @@ def main() -> int:
     depths = [f"--depth={depth}" for depth in chosen.depth or [0, 4096, 16384]]
     with tempfile.TemporaryDirectory() as folder:
         gate_code, _ = _plegate(["gate", *model, "--quick"], Path(folder) / "gate.json", end)
-        sweep = ["speed", *model, "--against=none", "--repeats=3", *depths]
+        sweep = ["bench", *model, "--preset=speed", "--arm=resident", "--no-twin", "--repeats=1", "--blocks=3", *depths]
+        sweep.append(f"--out={Path(folder) / 'run'}")
         speed_code, speed = _plegate(sweep, Path(folder) / "speed.json", end)
     _print_speed(speed)
     verdict = {0: "equal", 1: "DIFFERENT"}.get(gate_code, f"could not be run (exit {gate_code})")
@@ -65,10 +66,13 @@ def _plegate(arguments: list[str], result: Path, end: float) -> tuple[int, Any]:
 def _print_speed(speed: Any) -> None:
     if speed is None:
         return
-    print(f"{'depth':>6}  {'prefill tok/s':>13}  {'decode tok/s':>12}   on {speed['device']['kind']}")
-    for cell in speed["cells"]:
-        rates = cell["tokens_per_second"]["plegate"]
-        print(f"{cell['depth']:>6}  {rates['prefill']:>13.0f}  {rates.get('decode', 0):>12.0f}")
+    print(f"{'depth':>6}  {'prefill tok/s':>13}  {'decode tok/s':>12}   on {(speed['device'] or {}).get('kind')}")
+    depths: dict[int, dict[str, float]] = {}
+    for group in speed["groups"]:
+        rates = depths.setdefault(group["depth"], {})
+        rates[group["workload"]["kind"]] = group["arms"][0]["tokens_per_s"]["median"]
+    for depth, rates in sorted(depths.items()):
+        print(f"{depth:>6}  {rates.get('prefill', 0):>13.0f}  {rates.get('decode', 0):>12.0f}")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from harness.commands.options import strict
 from harness.commands.report import report
 from harness.commands.rows import rows
 from harness.commands.run import run
-from harness.commands.speed import speed
 from harness.commands.synth import synth
 from harness.commands.trend import trend
 from harness.errors import (
@@ -154,7 +153,7 @@ app = typer.Typer(
 if (shutil.get_terminal_size((ANY_WIDTH, 1)).columns) < NARROWEST:
     os.environ.setdefault("TERMINAL_WIDTH", "80")  # typer's: its frames would leave one letter a line
 
-for _command in (gate, rows, advise, inspect, run, logits, synth, bench, report, trend, speed):
+for _command in (gate, rows, advise, inspect, run, logits, synth, bench, report, trend):
     app.command()(strict(_command))
 app.add_typer(golden_app, name="golden")
 

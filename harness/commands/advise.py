@@ -11,7 +11,7 @@ from harness.commands.options import JsonFile, Model
 if TYPE_CHECKING:
     from harness.measure.advise import Advice
 
-SCHEMA = "plegate.advise/1"
+SCHEMA = "plegate.advise/2"
 
 
 def advise(
@@ -26,7 +26,7 @@ def advise(
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure this disk and this table in under a minute, and say which mode and depth to use.
+    """Measure this disk and this table in about a minute, and say which mode and depth to use.
 
     The device's own limit comes first: random reads past the page cache at several depths. Then every mode that is
     worth considering gathers random rows, cold (the table's own bytes are evicted, and that is verified) and warm, and
@@ -48,7 +48,8 @@ def advise(
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
     from harness.environment import environment
-    from harness.measure.advise import advise_table, device_name, rows_per_token_of, settings_for
+    from harness.measure.advise import advise_table, rows_per_token_of
+    from harness.measure.machine import storage_facts
     from model_file.gguf_file import open_gguf
 
     check_outputs({"--json": json_file}, [model])
@@ -58,26 +59,24 @@ def advise(
     if seed is None:
         seed = int.from_bytes(os.urandom(4), "little")
     with stages() as tell:
-        advice = advise_table(table, rows_per_token, settings_for(depth), seed, tell)
-    where = device_name(table.segments[0].path)
-    _print(advice, f"{model}: {table.rows:,} rows of {table.row_bytes} bytes ({table.type.name}), {where}")
+        advice = advise_table(model, table, rows_per_token, depth, seed, tell)
+    where = storage_facts(table.segments[0].path)
+    disk = f"{where['file_system'] or 'an unknown file system'} on {where['disk'] or 'an unknown disk'}"
+    _print(advice, f"{model}: {table.rows:,} rows of {table.row_bytes} bytes ({table.type.name}), {disk}")
     if json_file is not None:
-        write_json(
-            json_file,
-            {"schema": SCHEMA, "model": str(model), "storage": where, "seed": seed, **advice.as_json(),
-             "environment": environment()},
-        )  # fmt: skip
+        content = {"schema": SCHEMA, "model": str(model), "storage": where, "seed": seed, **advice.as_json()}
+        write_json(json_file, content | {"environment": environment()})
     raise typer.Exit(3 if advice.cold_problem else 0)
 
 
 def _print(advice: Advice, title: str) -> None:
-    from harness.measure.advise import DEPTHS, sentences
+    from harness.measure.advise import sentences
     from harness.pages.numbers import percent, seconds, short
     from harness.pages.tables import Column, print_line, print_table, text_column
 
     print_line(title)
     if advice.device:
-        rows = [[str(depth), short(found.reads_per_s)] for depth, found in zip(DEPTHS, advice.device, strict=True)]
+        rows = [[str(depth), short(rate)] for depth, rate in advice.device.items()]
         print_table([Column("in flight"), Column("4 KiB reads/s")], rows, title="device")
     columns = [
         text_column("mode"),
@@ -90,7 +89,7 @@ def _print(advice: Advice, title: str) -> None:
     limit = advice.limit if advice.limit_problem is None else None
     cells = [
         [
-            mode.mode if mode.effective == mode.mode else f"{mode.mode} (as {mode.effective})",
+            mode.mode,
             short(mode.cold),
             percent(mode.cold / limit if mode.cold and limit else None),
             short(mode.warm),

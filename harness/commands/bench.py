@@ -57,8 +57,8 @@ def bench(
         typer.Option(
             "--workload",
             metavar="KIND:TOKENS",
-            help="prefill:N, decode:N, or gather:N (the rows alone, no model). Left out: prefill:512, prefill:2048, "
-            "decode:128.",
+            help="prefill:N, decode:N, or rows alone, without the model: gather:N (all at once), steps:N (a token at a "
+            "time). Left out: prefill:512, prefill:2048, decode:128.",
         ),
     ] = None,
     repeats: Annotated[
@@ -244,7 +244,7 @@ def _plan(model: Path, matrix: Matrix, asked: dict[str, Any], prompt_name: str) 
     from model_file.errors import InputError
 
     matrix = replace(matrix, repeats=asked["repeats"])
-    facts = model_facts(model, any(work.kind != "gather" for work in matrix.workloads))
+    facts = model_facts(model, any(work.needs_model for work in matrix.workloads))
     if matrix.context > facts["context"]:
         raise InputError(
             f"{model}: has a context of {facts['context']} tokens, expected at least the {matrix.context} that the "
@@ -286,7 +286,7 @@ def _checked_plan(results: Results, model: Path) -> RunPlan:
     from harness.measure.machine import machine_facts, model_facts
     from model_file.errors import InputError
 
-    facts = model_facts(model, any(work.kind != "gather" for work in results.plan.matrix.workloads))
+    facts = model_facts(model, any(work.needs_model for work in results.plan.matrix.workloads))
     here = machine_facts(model)
     for name, found, expected in (
         *((name, facts[name], results.plan.model[name]) for name in facts),

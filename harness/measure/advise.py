@@ -1,72 +1,87 @@
-"""What this disk and this table allow: the device's limit, the modes beside it, and what to choose, in under a minute.
+"""What this disk and this table allow, as a view of one run: cells of rows alone, and the device as more arms.
 
 Every number is measured here and now on the model's own table, with rows drawn at random; nothing is looked up.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
-import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from fast.rows import ModeUnavailable, RowReader, RowSettings, Table, open_rows, residency
-from fast.rows.probe import DeviceProbe, DeviceRate
+from fast.rows import residency
 from fast.rows.resident import available_bytes
-from fast.rows.syscalls import PAGE_BYTES
+from fast.rows.table import Table
 from harness.errors import CannotRun
-from harness.gate.table import SMALL_TABLE_BYTES
+from harness.measure.arms import DEVICE, TWIN, Arm
+from harness.measure.cells import COLD, STATES, WARM, Group, Workload
+from harness.measure.machine import machine_facts, model_facts
+from harness.measure.plan import Matrix
+from harness.measure.runner import Runner, Tell
+from harness.measure.statistics import FASTER, FEWEST_FOR_CLAIM, summarise
+from harness.measure.store import Results, RunPlan, Store
 
-Tell = Callable[[str], None]
-Ids = npt.NDArray[np.int64]
 DEPTHS = (1, 16, 64, 256)
-PROBE_S = 0.25  # a depth is probed with as many reads as take about this long
-ROWS = 16_384
-DECODE_STEPS = 15
-ROUNDS = 3  # cold rounds of all modes, every second one in reverse order: other programs use the disk too
+ROWS = 8192
+STEPS = 16
+SMALL_TABLE_BYTES = 64 << 20  # read in a moment from any disk: measured once, nothing is claimed
 # Cold, plain mmap reads up to a thousand times too much: what it costs is known, and a minute is short.
-MEASURED = ("mmap-random", "prefetch", "direct", "direct-uncached", "uring", "uring-uncached", "auto")
-CLOSE = 0.9  # modes within 10% of the best are the same for this machine's noise
+MEASURED = ("auto", "mmap-random", "prefetch", "direct", "direct-uncached", "uring", "uring-uncached")
+CLEARLY = 1.1  # a mode must be claimed to be faster than auto, and by so much, to be advised in its place
 ENOUGH_DEPTH = 0.95
 SHARED_PAGES = 1.25  # more rows than this to a page read: reads of single pages say little about rows
 WARM_GAIN = 2  # a mode whose warm rate is not twice its cold one keeps nothing: not for general use
 
 
-@dataclass
+@dataclass(frozen=True)
 class ModeSpeed:
-    """Rates in rows per second (cold: median of the rounds), the decode step in seconds. None: not measured."""
+    """Rates in rows per second, the rows of a decode step in seconds, medians of the valid cells. None: not measured.
+
+    problem: why cells of the mode are invalid, such as another mode that ran in its place. clearly: cold, the mode is
+    claimed to be faster than `auto`, and by a tenth at least.
+    """
 
     mode: str
-    effective: str = ""
     cold: float | None = None
-    cold_rounds: list[float] = field(default_factory=list)
     warm: float | None = None
     decode_cold_s: float | None = None
     decode_warm_s: float | None = None
-    fallback_reason: str | None = None
+    problem: str | None = None
+    clearly: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class Advice:
-    """Everything measured, and the words that follow from it. rows_per_page: drawn rows over the pages they are on."""
+    """What was measured. device: reads per second by depth. rows_per_page: drawn rows over the pages they are on."""
 
     table_bytes: int
     rows_per_token: int
     available_bytes: int | None
-    fits: bool
-    device: list[DeviceRate] = field(default_factory=list)
-    device_rounds: list[float] = field(default_factory=list)
-    modes: list[ModeSpeed] = field(default_factory=list)
-    seconds: float = 0.0
-    cold_problem: str | None = None
+    device: dict[int, float] = field(default_factory=dict)
+    modes: tuple[ModeSpeed, ...] = ()
     rows_per_page: float = 1.0
+    holes: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the table fits comfortably into memory."""
+        return self.available_bytes is not None and self.table_bytes < 0.8 * self.available_bytes
+
+    @property
+    def cold_problem(self) -> str | None:
+        """Why something cold was not measured, other than that a mode cannot run here."""
+        found = [mode.problem for mode in self.modes if mode.problem and not mode.problem.startswith("fell-back")]
+        return found[0] if found else None
+
+    @property
+    def limit(self) -> float | None:
+        """Reads per second that the device was seen to answer."""
+        return max(self.device.values(), default=None)
 
     @property
     def limit_problem(self) -> str | None:
@@ -76,6 +91,10 @@ class Advice:
             return None
         share = best.cold / self.limit if best is not None and best.cold is not None else 0.0
         reached = f"{best.mode} got {share:.0%} of it" if best is not None and share > 1 else ""
+        if self.holes:
+            return (
+                f"{self.holes:.1%} of the table was never written: reads there need no device, and nothing is a limit."
+            )
         if self.rows_per_page > SHARED_PAGES:
             return (
                 f"The table is too small for this limit to mean anything for it: {self.rows_per_page:.1f} of the rows "
@@ -89,66 +108,33 @@ class Advice:
         return None
 
     @property
-    def limit(self) -> float | None:
-        """Reads per second that the device was seen to answer, in the depth series or between the rounds of modes."""
-        return max([*(rate.reads_per_s for rate in self.device), *self.device_rounds], default=None)
-
-    def best(self, what: str) -> ModeSpeed | None:
-        """The mode that is best at `cold`, `warm` (a rate) or `decode_cold_s`, `decode_warm_s` (a time)."""
-        known = [mode for mode in self.modes if getattr(mode, what) is not None]
-        if not known:
-            return None
-        sign = -1 if what.endswith("_s") else 1
-        return max(known, key=lambda mode: sign * getattr(mode, what))
-
-    def as_json(self) -> dict[str, Any]:
-        """As plain values."""
-        values = {key: value for key, value in asdict(self).items() if key not in ("device", "modes")}
-        return {
-            **values,
-            "device_limit_reads_per_s": self.limit,
-            "device_limit_problem": self.limit_problem,
-            "device": [{**asdict(rate), "reads_per_s": rate.reads_per_s, "depth": d} for d, rate in self._by_depth()],
-            "modes": [asdict(mode) for mode in self.modes],
-            "queue_depth": self.depth,
-            "recommended": self.recommended,
-            "advice": sentences(self),
-        }
-
-    def _by_depth(self) -> list[tuple[int, DeviceRate]]:
-        return list(zip(DEPTHS, self.device, strict=False))
-
-    @property
     def depth(self) -> int | None:
         """The smallest probed depth within 5% of the device's best rate."""
-        if not self.device:
-            return None
-        best = max(rate.reads_per_s for rate in self.device)
-        return next(d for d, rate in self._by_depth() if rate.reads_per_s >= ENOUGH_DEPTH * best)
+        return next((d for d, rate in self.device.items() if rate >= ENOUGH_DEPTH * (self.limit or 0)), None)
 
     @property
     def recommended(self) -> str:
-        """`auto`, unless another mode that keeps rows warm beat it cold clearly: in the median, and in every round."""
-        auto = next((mode for mode in self.modes if mode.mode == "auto"), None)
-        if auto is None or auto.cold is None or auto.warm is None:
-            return "auto"
-        better = [
-            mode
-            for mode in self.modes
-            if mode.cold is not None
-            and mode.cold * CLOSE > auto.cold
-            and min(mode.cold_rounds) > max(auto.cold_rounds)
-            and (mode.warm or 0) > mode.cold * WARM_GAIN
-        ]
+        """`auto`, unless a mode that keeps rows warm is claimed to beat it cold."""
+        better = [m for m in self.modes if m.clearly and m.cold and (m.warm or 0) > m.cold * WARM_GAIN]
         return max(better, key=lambda mode: mode.cold or 0).mode if better else "auto"
 
+    def best(self, what: str) -> ModeSpeed | None:
+        """The mode with the highest rate, `cold` or `warm`."""
+        known = [mode for mode in self.modes if getattr(mode, what) is not None]
+        return max(known, key=lambda mode: getattr(mode, what)) if known else None
 
-def advise_table(table: Table, rows_per_token: int, settings: RowSettings, seed: int, tell: Tell) -> Advice:
-    """Measure device and modes. Raises: CannotRun where residency cannot be verified at all."""
-    started = perf_counter()
-    generator = np.random.default_rng(seed)
-    memory = available_bytes()
-    advice = Advice(table.size_bytes, rows_per_token, memory, memory is not None and table.size_bytes < 0.8 * memory)
+    def as_json(self) -> dict[str, Any]:
+        """As plain values."""
+        names = ("fits", "cold_problem", "limit", "limit_problem", "depth", "recommended")
+        return asdict(self) | {name: getattr(self, name) for name in names} | {"advice": sentences(self)}
+
+
+def advise_table(model: Path, table: Table, rows_per_token: int, depth: int | None, seed: int, tell: Tell) -> Advice:
+    """Measure device and modes. depth: the queue depth of the io_uring modes.
+
+    Raises: CannotRun where residency cannot be verified at all.
+    """
+    started, memory = perf_counter(), available_bytes()
     try:
         residency.resident_fraction(table)
     except OSError as error:
@@ -156,102 +142,60 @@ def advise_table(table: Table, rows_per_token: int, settings: RowSettings, seed:
             f"{table.segments[0].path}: {error.strerror}: nothing measured here could be called cold"
         ) from error
     rows = min(ROWS, max(64, table.rows // 4))
-    advice.rows_per_page = rows / _pages(table, np.random.default_rng(seed).integers(0, table.rows, rows))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a fallback is told in the table
-        _probe_device(advice, table, generator, tell)
-        advice.modes = [ModeSpeed(mode) for mode in MEASURED]
-        rounds = ROUNDS if table.size_bytes >= SMALL_TABLE_BYTES else 1
-        for turn in range(rounds):
-            _probe_between(advice, table, generator)
-            for speed in advice.modes[:: 1 if turn % 2 == 0 else -1]:
-                tell(f"{speed.mode}: cold, round {turn + 1} of {rounds}" + (", then warm" if turn == 0 else ""))
-                _measure(speed, table, rows, rows_per_token, settings, generator, advice, warm=turn == 0)
-    advice.seconds = perf_counter() - started
-    return advice
+    queue = (("queue_depth", depth),) if depth else ()
+    arms = [Arm(mode, mode, queue if mode.startswith("uring") else ()) for mode in MEASURED]
+    arms += [Arm(f"{DEVICE}-{each}", DEVICE, (("queue_depth", each),)) for each in DEPTHS]
+    works = Workload("gather", max(1, rows // rows_per_token)), Workload("steps", STEPS)
+    large = table.size_bytes >= SMALL_TABLE_BYTES
+    matrix = Matrix(tuple(arms), STATES, (0,), works, FEWEST_FOR_CLAIM if large else 1, twin=large)
+    facts = model_facts(model, needs_model=False) | {"vocab": 0, "rows_per_token": rows_per_token}
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "run")
+        store.create(plan := RunPlan(matrix, facts, machine_facts(model), 0.0, seed=seed))
+        results = Runner(store, plan, model, Path(folder), tell).run()
+    if results.changed:
+        raise CannotRun(results.changed)
+    return advice_of(results, memory, perf_counter() - started)
 
 
-def _probe_device(advice: Advice, table: Table, generator: np.random.Generator, tell: Tell) -> None:
-    try:
-        probe = DeviceProbe(table)
-    except ModeUnavailable:
-        return
-    try:
-        best: dict[int, DeviceRate] = {}
-        for depth in (*DEPTHS, *DEPTHS[::-1]):  # up and down: the better of two, other programs use the disk too
-            tell(f"device: random 4 KiB reads, {depth} in flight")
-            short = probe.run(64 * depth, depth, int(generator.integers(1 << 31)))
-            reads = int(np.clip(short.reads_per_s * PROBE_S, 64, 60_000))
-            rate = probe.run(reads, depth, int(generator.integers(1 << 31)))
-            if depth not in best or rate.reads_per_s > best[depth].reads_per_s:
-                best[depth] = rate
-        advice.device = [best[depth] for depth in DEPTHS]
-    finally:
-        probe.close()
+def advice_of(results: Results, memory: int | None, seconds: float) -> Advice:
+    """The advice that follows from a run."""
+    matrix, facts = results.plan.matrix, results.plan.model
+    batch, step = matrix.workloads
+    verdicts = {c.arm: c for s in summarise(results) if s.group == Group(COLD, 0, batch) for c in s.comparisons}
+    modes = []
+    for arm in matrix.arms:
+        if arm.mode == DEVICE:
+            continue
+        compared = verdicts.get(arm.name)
+        ratio = compared.ratio if compared is not None and compared.verdict == FASTER else None
+        clearly = ratio is not None and ratio.median > CLEARLY
+        problems = [cell["reasons"][0] for cell in results.invalid.values() if cell["cell"]["arm"] == arm.name]
+        cold, warm = (_middle(results, arm, Group(state, 0, batch)) for state in STATES)
+        cold_s, warm_s = (_middle(results, arm, Group(state, 0, step), rate=False) for state in STATES)
+        modes.append(ModeSpeed(arm.name, cold, warm, cold_s, warm_s, problems[0] if problems else None, clearly))
+    device = {
+        int(dict(arm.settings)["queue_depth"]): rate
+        for arm in matrix.arms
+        if arm.mode == DEVICE and (rate := _middle(results, arm, Group(COLD, 0, batch)))
+    }
+    own = [cell for cell in results.valid.values() if not cell["cell"]["arm"].startswith(DEVICE)]
+    pages = [
+        cell["rows"]["total"] / cell["rows"]["pages"] for cell in own if cell["cell"]["workload"]["kind"] == "gather"
+    ]
+    holes = max((cell["residency"]["holes"] for cell in results.cells.values() if cell.get("residency")), default=0.0)
+    per_page = median(pages) if pages else 1.0
+    table = facts["table_bytes"], facts["rows_per_token"]
+    return Advice(*table, memory, device, tuple(modes), per_page, holes, seconds)
 
 
-def _probe_between(advice: Advice, table: Table, generator: np.random.Generator) -> None:
-    """Ask the device again: its limit drifts, and modes are compared with what it could do in their round."""
-    if advice.device:
-        probe = DeviceProbe(table)
-        try:
-            rate = probe.run(int(advice.device[-1].reads), DEPTHS[-1], int(generator.integers(1 << 31)))
-            advice.device_rounds.append(rate.reads_per_s)
-        finally:
-            probe.close()
-
-
-def _measure(
-    speed: ModeSpeed,
-    table: Table,
-    rows: int,
-    rows_per_token: int,
-    settings: RowSettings,
-    generator: np.random.Generator,
-    advice: Advice,
-    warm: bool,
-) -> None:
-    """One mode: cold decode steps and a cold prefill batch on rows of their own; `warm`: then both again."""
-    with open_rows(table, speed.mode, settings) as reader:
-        out = np.zeros((rows, table.row_bytes), np.uint8)
-        reader.gather(generator.integers(0, table.rows, 64))  # first-call costs, on other rows
-        ids, steps = _draw(table, rows, rows_per_token, generator)
-        reader.trim()
-        eviction = residency.make_cold(table)
-        if eviction.cold:
-            decode = statistics.median(_timed(reader, step, out[:rows_per_token]) for step in steps)
-            speed.decode_cold_s = min(decode, speed.decode_cold_s or decode)
-            speed.cold_rounds.append(rows / _timed(reader, ids, out))
-            speed.cold = statistics.median(speed.cold_rounds)
-        else:
-            advice.cold_problem = (
-                f"{eviction.resident:.0%} of the table stayed in memory: not everything cold was measured"
-            )
-        if warm:
-            for _ in range(3):
-                reader.gather(ids, out)
-            speed.warm = rows / statistics.median(_timed(reader, ids, out) for _ in range(5))
-            times = [_timed(reader, steps[0], out[:rows_per_token]) for _ in range(60)]
-            speed.decode_warm_s = statistics.median(times[20:])
-        speed.effective, speed.fallback_reason = reader.effective_mode, reader.fallback_reason
-
-
-def _draw(table: Table, rows: int, rows_per_token: int, generator: np.random.Generator) -> tuple[Ids, list[Ids]]:
-    ids = generator.integers(0, table.rows, rows)
-    return ids, [generator.integers(0, table.rows, rows_per_token) for _ in range(DECODE_STEPS)]
-
-
-def _pages(table: Table, ids: Ids) -> int:
-    """Pages that hold at least one byte of these rows, those of a segment being the segment's own."""
-    first = table.offsets(ids)
-    pages = np.concatenate([first // PAGE_BYTES, (first + table.row_bytes - 1) // PAGE_BYTES])
-    return int(np.unique(pages + (np.tile(table.segment_of(ids), 2) << 48)).size)
-
-
-def _timed(reader: RowReader, ids: Ids, out: npt.NDArray[np.uint8]) -> float:
-    started = perf_counter()
-    reader.gather(ids, out)
-    return perf_counter() - started
+def _middle(results: Results, arm: Arm, group: Group, rate: bool = True) -> float | None:
+    """Median over the valid cells of rows per second, or of seconds."""
+    found = []
+    for cell in results.planned():
+        if cell.arm.removesuffix(TWIN) == arm.name and cell.group == group and (one := results.valid_cell(cell)):
+            found.append(one["rows"]["total"] / one["seconds"] if rate else one["seconds"] / STEPS)
+    return median(found) if found else None
 
 
 def sentences(advice: Advice) -> list[str]:
@@ -260,7 +204,7 @@ def sentences(advice: Advice) -> list[str]:
     if advice.limit is not None and advice.depth is not None:
         said.append(
             f"This device answers up to {advice.limit:,.0f} random 4 KiB reads a second, with {advice.depth} or more "
-            f"of them in flight; one at a time it answers {advice.device[0].reads_per_s:,.0f}."
+            f"of them in flight; one at a time it answers {advice.device.get(1, 0):,.0f}."
         )
         said.append(
             advice.limit_problem
@@ -269,75 +213,48 @@ def sentences(advice: Advice) -> list[str]:
         )
     else:
         said.append("This file system has no O_DIRECT: the device cannot be measured past the page cache.")
-    said += _mode_sentences(advice)
+    said += _of_modes(advice)
+    size, memory = advice.table_bytes / 2**30, (advice.available_bytes or 0) / 2**30
     if advice.fits:
         said.append(
-            f"The table ({advice.table_bytes / 2**30:.1f} GiB) fits into the available memory "
-            f"({(advice.available_bytes or 0) / 2**30:.1f} GiB): once read it stays warm, unless something else needs "
-            "the memory; `resident` reads it all at start and never waits again."
+            f"The table ({size:.1f} GiB) fits into the available memory ({memory:.1f} GiB): once read it stays warm, "
+            "unless something else needs the memory; `resident` reads it all at start and never waits again."
         )
     else:
         said.append(
-            f"The table ({advice.table_bytes / 2**30:.1f} GiB) does not fit comfortably into the available memory "
-            f"({(advice.available_bytes or 0) / 2**30:.1f} GiB): expect a part of the rows to be cold for good, and do "
-            "not use `resident`."
+            f"The table ({size:.1f} GiB) does not fit comfortably into the available memory ({memory:.1f} GiB): expect "
+            "a part of the rows to be cold for good, and do not use `resident`."
         )
     if advice.cold_problem:
-        said.append(f"{advice.cold_problem}.")
+        said.append(f"Not everything cold was measured: {advice.cold_problem}.")
     return said
 
 
-def _mode_sentences(advice: Advice) -> list[str]:
-    said = []
-    cold, warm = advice.best("cold"), advice.best("warm")
-    chosen = advice.recommended
-    auto = next((mode for mode in advice.modes if mode.mode == chosen), None)
-    if cold is not None and cold.cold is not None:
-        said.append(
-            f"Cold, {cold.mode} is fastest: {cold.cold:,.0f} rows a second (rounds from "
-            f"{min(cold.cold_rounds):,.0f} to {max(cold.cold_rounds):,.0f}), "
-            f"{cold.cold / advice.rows_per_token:,.0f} tokens of prefill a second."
-        )
-    if warm is not None and warm.warm is not None:
-        said.append(
-            f"Warm, {warm.mode} is fastest: {warm.warm:,.0f} rows a second, "
-            f"{warm.warm / advice.rows_per_token:,.0f} tokens: the table is then no limit."
-        )
+def _of_modes(advice: Advice) -> list[str]:
+    said, chosen = [], advice.recommended
+    for state in (COLD, WARM):
+        best = advice.best(state)
+        rate = getattr(best, state) if best is not None else None
+        if best is not None and rate is not None:
+            tokens = f"{rate / advice.rows_per_token:,.0f} tokens of prefill a second"
+            more = "" if state == COLD else ": the table is then no limit"
+            said.append(f"{state.capitalize()}, {best.mode} is fastest: {rate:,.0f} rows a second, {tokens}{more}.")
     depth = f" with queue depth {advice.depth} or more" if advice.depth else ""
     reason = "no mode that keeps rows warm is clearly faster" if chosen == "auto" else "clearly faster cold than auto"
     line = f"Use {chosen}{depth}: {reason}"
-    if auto is not None and auto.decode_cold_s is not None and auto.decode_warm_s is not None:
-        line += (
-            f"; a decode step's rows take {auto.decode_cold_s * 1e6:,.0f} us cold and {auto.decode_warm_s * 1e6:,.0f} "
-            "us warm"
-        )
-    said.append(line + ".")
-    fallbacks = [mode for mode in advice.modes if mode.effective != mode.mode]
-    said += [f"{mode.mode} ran as {mode.effective}: {mode.fallback_reason}." for mode in fallbacks]
-    return said
+    own = next((mode for mode in advice.modes if mode.mode == chosen), None)
+    if own is not None and own.decode_cold_s is not None and own.decode_warm_s is not None:
+        cold, warm = own.decode_cold_s * 1e6, own.decode_warm_s * 1e6
+        line += f"; a decode step's rows take {cold:,.0f} us cold and {warm:,.0f} us warm"
+    return [*said, line + ".", *_fallbacks(advice.modes)]
+
+
+def _fallbacks(modes: Sequence[ModeSpeed]) -> list[str]:
+    found = [mode.problem for mode in modes if mode.problem and mode.problem.startswith("fell-back")]
+    return [f"{problem.partition(': ')[2]}." for problem in found]
 
 
 def rows_per_token_of(metadata: Any, architecture: str) -> int:
     """Rows that one token reads: one per head by the hash, one where the row is the token's own."""
     sizes = metadata.get(f"{architecture}.ple.head_vocab_sizes")
     return 1 if sizes is None else max(1, len(sizes))
-
-
-def settings_for(depth: int | None) -> RowSettings:
-    """The default settings, with another queue depth where one was asked for."""
-    return RowSettings() if depth is None else replace(RowSettings(), queue_depth=depth)
-
-
-def device_name(path: Path) -> str:
-    """The block device a file is on, and its file system, as the kernel names them; empty where it does not say."""
-    device = path.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            fields, _, tail = line.partition(" - ")
-            if fields.split()[2] == wanted:
-                kind, source = tail.split()[:2]
-                return f"{kind} on {source}"
-    except OSError:
-        pass
-    return ""

@@ -35,6 +35,7 @@ def caveats(results: Results, summaries: Sequence[GroupSummary]) -> list[Caveat]
         *_noise(results, summaries),
         *_uniqueness(results, summaries),
         *_reads(results),
+        *_answers(results),
         *_extent(results),
         *_surroundings(results),
         *_notes(results),
@@ -132,7 +133,7 @@ def _reads(results: Results) -> Iterator[Caveat]:
         mode = cell["effective_mode"]
         if cell["cell"]["state"] != WARM or mode in PAST_THE_CACHE or mode in OWN_MEMORY:
             continue
-        if (cell["used"]["disk_bytes"] or 0) > 0.01 * cell["rows"]["pages"] * 4096:
+        if (cell["used"]["disk_bytes"] or 0) > 0.01 * (cell["rows"]["pages"] or 0) * 4096:
             leaks.append(cell)
     if leaks:
         first = leaks[0]
@@ -144,9 +145,26 @@ def _reads(results: Results) -> Iterator[Caveat]:
         )
 
 
+def _answers(results: Results) -> Iterator[Caveat]:
+    """Arms that continue the same tokens otherwise: a wrong engine is not a fast one."""
+    found: dict[tuple[str, int, int], dict[int, str]] = {}
+    for content in results.valid.values():
+        if (token := content.get("first_token")) is not None:
+            cell = cell_from(content["cell"])
+            found.setdefault((cell.group.id, cell.repeat, cell.block), {}).setdefault(token, cell.arm)
+    wrong = [by_token for by_token in found.values() if len(by_token) > 1]
+    if wrong:
+        one, other, *_ = wrong[0].items()
+        yield Caveat(
+            "other-tokens",
+            f"in {len(wrong)} of {len(found)} blocks of decoding the arms choose another first token, such as "
+            f"{one[1]} {one[0]} and {other[1]} {other[0]}: `plegate gate` says whether one of them is wrong",
+        )
+
+
 def _extent(results: Results) -> Iterator[Caveat]:
     depths = len(results.plan.matrix.depths)
-    if depths < FEWEST_DEPTHS and any(work.kind != "gather" for work in results.plan.matrix.workloads):
+    if depths < FEWEST_DEPTHS and any(work.needs_model for work in results.plan.matrix.workloads):
         yield Caveat(
             "few-depths", f"{depths} depth(s): how a gain changes with depth is not known, expected at least 3"
         )

@@ -9,16 +9,23 @@ from model_file.errors import InputError
 
 COLD, WARM = "cold", "warm"
 STATES = (COLD, WARM)
-KINDS = ("prefill", "decode", "gather")
+KINDS = ("prefill", "decode", "gather", "steps")
 MAX_TOKENS = 1 << 18  # the engine's longest context; of rows alone, millions for every repeat
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Some tokens of work. kind: prefill (at once), decode (greedy, one by one) or gather (rows alone, no model)."""
+    """Some tokens of work. kind: prefill (at once), decode (greedy, one by one), or rows alone, without the model:
+    gather (those of all tokens at once) or steps (those of one token after the other, as a decode asks for them).
+    """
 
     kind: str
     tokens: int
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether more than the table is needed."""
+        return self.kind in ("prefill", "decode")
 
     @property
     def name(self) -> str:
@@ -68,12 +75,12 @@ class Cell:
 
 
 def parse_workload(text: str) -> Workload:
-    """`prefill:512`, `decode:128` or `gather:512`. Raises: InputError."""
+    """`prefill:512`, `decode:128`, `gather:512` or `steps:16`. Raises: InputError."""
     kind, _, count = text.partition(":")
     kind = {"pp": "prefill", "tg": "decode"}.get(kind, kind)
     if kind not in KINDS or not (count.isascii() and count.isdecimal()) or not int(count):
         raise InputError(
-            f"--workload {text}: expected prefill:N, decode:N or gather:N with N tokens, such as prefill:512"
+            f"--workload {text}: expected prefill:N, decode:N, gather:N or steps:N with N tokens, such as prefill:512"
         )
     if int(count) > MAX_TOKENS:
         raise InputError(f"--workload {text}: expected at most {MAX_TOKENS:,} tokens: use fewer")

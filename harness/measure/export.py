@@ -20,6 +20,7 @@ def as_json(results: Results, summaries: Sequence[GroupSummary], found: Sequence
         "verdict": "changed" if results.changed else "invalid cells" if results.invalid else "measured",
         "model": results.plan.model,
         "machine": results.plan.machine,
+        "device": next((cell["device"] for cell in results.valid.values() if cell.get("device")), None),
         "caveats": [asdict(caveat) for caveat in found],
         "timing": results.timing,
         "groups": [_group(results, summary) for summary in summaries],

@@ -12,7 +12,7 @@ from model_file.errors import InputError
 
 REPEATS = 8  # from six the interval can leave 1 out, if all point one way; two may point the other way
 MOST_REPEATS = 10_000
-BLOCKS_A_REPEAT = 16  # of all groups together, so that measuring takes longer than opening what is measured
+BLOCKS_A_REPEAT = 8  # of all groups together, so that measuring takes about as long as opening what is measured
 LEAD_IN = 16  # tokens fed before a decode, so that it continues something at depth 0 too
 
 # What the options of `plegate bench` leave open: of the command itself, `--preset speed`, and `nox -s bench`.
@@ -70,12 +70,12 @@ class Matrix:
         if min(self.depths) < 0:
             raise InputError(f"--depth {min(self.depths)}: expected 0 or more tokens")
         rows_only = [arm.name for arm in self.arms if arm.mode == DEVICE]
-        if rows_only and any(work.kind != "gather" for work in self.workloads):
+        if rows_only and any(work.needs_model for work in self.workloads):
             raise InputError(
                 f"--arm {rows_only[0]}: the device reads rows and nothing else: expected --workload gather:N"
             )
         outside = [arm.name for arm in self.arms if arm.mode in OUTSIDE]
-        if outside and (COLD in self.states or any(work.kind == "gather" for work in self.workloads)):
+        if outside and (COLD in self.states or not all(work.needs_model for work in self.workloads)):
             raise InputError(
                 f"--arm {outside[0]}: an outside engine is measured warm, with prefill:N and decode:N: expected "
                 "--state warm (--preset speed sets it)"
@@ -100,7 +100,7 @@ class Matrix:
     @property
     def context(self) -> int:
         """Positions that a sequence needs room for: the deepest cell, what is fed before a decode, and its warm-up."""
-        longest = max((work.tokens for work in self.workloads if work.kind != "gather"), default=0)
+        longest = max((work.tokens for work in self.workloads if work.needs_model), default=0)
         return max(self.depths) + longest + 3 * LEAD_IN
 
     def cells_of(self, repeat: int) -> Iterator[Cell]:

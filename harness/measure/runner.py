@@ -114,7 +114,7 @@ class Runner:
     def _prepare(self) -> None:
         """Let what is made once and kept be made: compiled programs, and the states of the depths."""
         matrix = self._plan.matrix
-        works = [work for work in matrix.workloads if work.kind != "gather"]
+        works = [work for work in matrix.workloads if work.needs_model]
         arms = {(arm.commit, tuple(arm.engine_settings.items())): arm for arm in reversed(matrix.arms)}
         for arm in arms.values() if works else ():
             if arm.mode in OUTSIDE:
@@ -182,10 +182,11 @@ class Runner:
                 )
 
     def _order(self, cell: Cell, arm: Arm) -> dict[str, Any]:
-        chunk = self._engine_settings(arm).get("chunk", 512) if cell.workload.kind != "gather" else 512
+        ours = cell.workload.needs_model and arm.mode not in OUTSIDE
+        chunk = self._engine_settings(arm).get("chunk", 512) if ours else 512
         order = self._tokens.order(cell, chunk) | {"drop_caches": self._plan.drop_caches}
         order["slower"] = self._slower(cell)
-        if cell.depth and cell.workload.kind != "gather":
+        if cell.depth and ours:
             code = f"{arm.commit or code_digest()}-{abs(hash(tuple(map(tuple, self._identity))))}"
             order["state_file"] = str(self._cache_dir / "depths" / f"{cell.depth}-{code}.pickle")
         return order
@@ -202,7 +203,7 @@ class Runner:
 
     def spec(self, arm: Arm) -> dict[str, Any]:
         """What an arm's process is told first."""
-        needs_model = any(work.kind != "gather" for work in self._plan.matrix.workloads)
+        needs_model = any(work.needs_model for work in self._plan.matrix.workloads)
         spec: dict[str, Any] = {"model": str(self._model), "mode": arm.mode, "row_settings": arm.row_settings}
         spec |= {"needs_model": needs_model, "hashed": self._plan.model["vocab"] > 0}
         return spec | {"engine_settings": self._engine_settings(arm) if needs_model else {}}
@@ -224,7 +225,7 @@ class Runner:
         if self._plan.memory_limit_bytes is not None or (available := available_bytes()) is None:
             return self._plan.memory_limit_bytes is None
         table, whole = self._plan.model["table_bytes"], self._plan.model["size_bytes"]
-        engine = whole - table + PROCESS_BYTES if any(w.kind != "gather" for w in self._plan.matrix.workloads) else 0
+        engine = whole - table + PROCESS_BYTES if any(w.needs_model for w in self._plan.matrix.workloads) else 0
         modes = [self._plan.arm(name).mode for name in names]
         return sum(engine + (table if mode == "resident" else 0) for mode in modes) < MEMORY_SHARE * available
 

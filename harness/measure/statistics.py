@@ -209,6 +209,12 @@ def noise_of(twin: Spread | None) -> float | None:
     return exp(max(abs(log(end)) for end in ends))
 
 
+def differs(ratio: Spread, twin: Spread | None) -> bool:
+    """Whether a difference may be claimed: the interval excludes 1, and the noise does not explain the median."""
+    noise = noise_of(twin)
+    return noise is not None and ratio.excludes_one and abs(log(ratio.median)) > log(noise)
+
+
 def unknown_noise(results: Results, base: str) -> str:
     """Why nothing may be claimed against this baseline: too few of its own pairs, if any were asked for."""
     matrix = results.plan.matrix
@@ -251,7 +257,7 @@ def _compare(
         return Comparison(group, arm, base, ratio, noise, NO_CLAIM, why)
     if not ratio.excludes_one:
         return Comparison(group, arm, base, ratio, noise, NO_DIFFERENCE, "the interval holds 1")
-    if not abs(log(ratio.median)) > log(noise):
+    if not differs(ratio, twin):
         why = f"the baseline differs from itself by {noise:.2f}x"
         return Comparison(group, arm, base, ratio, noise, NO_DIFFERENCE, why)
     return Comparison(group, arm, base, ratio, noise, FASTER if ratio.median > 1 else SLOWER)

@@ -44,7 +44,7 @@ class Tokens:
             return order | {"fed": {"seed": seed, "rows": order["rows"]}, "warm_up": few, "context": [], "before": []}
         fed = self._varied(count, seed) if self.given is None else list(self.given[:count])
         order |= {"fed": fed, "warm_up": self._varied(warm, _WARM_UP_SEED), "context": context}
-        before = [] if work.kind == "gather" else context[-LEAD_IN:] + (fed if work.kind == "decode" else [])
+        before = [] if not work.needs_model else context[-LEAD_IN:] + (fed if work.kind == "decode" else [])
         return order | {"before": before}
 
     def _seed(self, cell: Cell) -> int:

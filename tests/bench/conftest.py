@@ -62,7 +62,7 @@ def measured(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFacto
     pytestconfig.stash[_MEASURED] = found = []
     for number, matrix in enumerate(MATRICES):
         store = Store(tmp_path_factory.mktemp("runs") / str(number))
-        needs_model = any(work.kind != "gather" for work in matrix.workloads)
+        needs_model = any(work.needs_model for work in matrix.workloads)
         plan = RunPlan(matrix, model_facts(model, needs_model), machine_facts(model), 0.5)
         store.create(plan)
         found.append(Runner(store, plan, model, cache_folder(), lambda *_: None, slower).run())

@@ -1,4 +1,4 @@
-"""`plegate run` and `plegate speed`: what they print, and that what cannot be is said."""
+"""`plegate run`: what it prints, and that what cannot be is said."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ import typer
 from typer.testing import CliRunner
 
 from harness.commands.run import _Words, run
-from harness.commands.speed import speed
 from harness.engines.llama_cpp import VARIABLE, find_server
 from harness.engines.transformers_weights import grouped_order
 from harness.errors import CannotRun
-from harness.measure.speed import Cell, Measured
 from model_file.errors import InputError
 from tests.fast.engines import answers, find, shared
 
 app = typer.Typer()
 app.command("run")(run)
-app.command("speed")(speed)
 
 
 def invoke(*arguments: object) -> str:
@@ -85,31 +82,11 @@ def test_text_is_written_only_in_whole_characters(capsys: pytest.CaptureFixture[
     ("arguments", "message"),
     [
         (["run"], "give one of --prompt TEXT and --tokens FILE"),
-        (["speed", "--against", "nothing"], "expected one of llama.cpp, transformers, none"),
-        (["speed", "--against", "none", "--repeats", "0"], "--repeats and --threads are at least 1"),
     ],
 )
 def test_commands_refuse_what_they_cannot_use(arguments: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         CliRunner().invoke(app, [arguments[0], str(find("tiny.gguf")), *arguments[1:]], catch_exceptions=False)
-
-
-def test_speed_alone_measures_every_depth(tmp_path: Path) -> None:
-    out = tmp_path / "speed.json"
-    sizes = ["--prefill", 16, "--decode", 4, "--repeats", 2, "--depth", 0, "--depth", 20]
-    invoke("speed", find("tiny.gguf"), "--against", "none", *sizes, "--json", out)
-    record = json.loads(out.read_text())
-    assert [cell["depth"] for cell in record["cells"]] == [0, 20]
-    assert all(len(cell["runs"]["plegate"]) == 2 for cell in record["cells"])
-    assert record["device"]["platform"]
-
-
-def test_ratios_are_formed_within_a_repeat() -> None:
-    ours = [Measured(1.0, 2.0, 7), Measured(10.0, 20.0, 7)]
-    theirs = [Measured(2.0, 3.0, 7), Measured(20.0, 30.0, 7)]
-    cell = Cell(0, 512, 128, {"plegate": ours, "llama.cpp": theirs})
-    assert cell.ratios("llama.cpp", "prefill") == [2.0, 2.0]
-    assert cell.as_dict()["ratio"] == {"llama.cpp": {"prefill": 2.0, "decode": 1.5}}
 
 
 def test_a_missing_llama_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

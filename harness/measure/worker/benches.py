@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -55,7 +56,7 @@ class Handle:
 
 
 class GatherBench:
-    """The rows of a prompt alone, in one batch: no model, so that any table can be measured."""
+    """The rows of tokens alone, in one batch or token by token: no model, so that any table can be measured."""
 
     def __init__(self, handle: Any, config: Any) -> None:
         self._handle, self._config = handle, config
@@ -72,13 +73,21 @@ class GatherBench:
 
     def run(self, order: dict[str, Any]) -> Run:
         """Gather the rows of the order."""
-        return self._gather(_ids_of(order["fed"], self._config, self._handle.table), self._out)
+        ids = _ids_of(order["fed"], self._config, self._handle.table)
+        return self._gather(ids, self._out, order["count"] if order["kind"] == "steps" else 1)
 
-    def _gather(self, ids: Any, out: Any = None) -> Run:
-        started = perf_counter()
-        self._handle.gather(ids, out)
-        seconds = perf_counter() - started
-        return Run(seconds, [(int(ids.size), seconds, seconds)], ids, seconds)
+    def _gather(self, ids: Any, out: Any = None, pieces: int = 1) -> Run:
+        size = ids.size // pieces
+        batches = [
+            (ids[at : at + size], out if out is None else out[at : at + size]) for at in range(0, ids.size, size)
+        ]
+        ends = [perf_counter()]
+        for batch, place in batches:
+            self._handle.gather(batch, place)
+            ends.append(perf_counter())
+        seconds = ends[-1] - ends[0]
+        times = [later - earlier for earlier, later in pairwise(ends)]
+        return Run(seconds, [(size, each, each) for each in times], ids, seconds)
 
 
 class DeviceBench:
@@ -117,7 +126,7 @@ class ModelBench:
         """Feed other tokens at the depth, and generate a few behind them."""
         self._stand(order)
         if order["kind"] == "decode":
-            self.engine.early_s = tree.early_part(self.engine)
+            tree.measure_early_part(self.engine)
         self._sequence.feed(order["warm_up"], last_only=True)
         if order["kind"] == "decode":
             self._sequence.greedy(4)

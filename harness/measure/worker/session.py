@@ -101,7 +101,13 @@ class Session:
 
     def _bench(self, order: dict[str, Any]) -> Bench:
         """What runs the order, warmed up for it on other tokens."""
-        kind = "device" if self.spec["mode"] == "device" else "gather" if order["kind"] == "gather" else "model"
+        kind = (
+            "device"
+            if self.spec["mode"] == "device"
+            else "model"
+            if order["kind"] in ("prefill", "decode")
+            else "gather"
+        )
         if kind not in self._benches:
             if kind == "device":
                 probe = DeviceBench(self.table, self.spec["row_settings"].get("queue_depth", 256))

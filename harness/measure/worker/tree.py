@@ -62,9 +62,12 @@ def make_engine(file: Any, reader: Any, chosen: dict[str, Any]) -> Any:
     return _module("fast.engine.engine", "fast.engine").FastEngine(file, reader, settings(**typed))
 
 
-def early_part(engine: Any) -> float:
-    """Seconds of the layers that a decode computes while its rows are read."""
-    return float(_module("fast.engine.decode", "fast.decode").measure_early_part(engine))
+def measure_early_part(engine: Any) -> None:
+    """Let the engine note how long the layers take that a decode computes while its rows are read."""
+    if hasattr(engine, "step"):
+        engine.step.measure_early_part()
+    else:
+        engine.early_s = _module("fast.decode").measure_early_part(engine)
 
 
 def device_probe(table: Any) -> Any:

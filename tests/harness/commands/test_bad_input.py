@@ -227,7 +227,7 @@ def test_model_without_permission_is_refused() -> None:
     assert "locked.gguf: no permission to read it: run `chmod +r` on it" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["gate", "run", "bench", "speed", "golden check", "golden record"])
+@pytest.mark.parametrize("command", ["gate", "run", "bench", "golden check", "golden record"])
 def test_cache_folder_that_is_none_is_refused(
     command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

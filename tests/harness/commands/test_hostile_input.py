@@ -142,7 +142,7 @@ HUGE = "99999999999"
     [
         (("gate", "MODEL", "--tokens", "IDS", "--generate", HUGE, "--mode", "mmap"), "MODEL: has a context of"),
         (("logits", "MODEL", "--tokens", "IDS", "--generate", HUGE, "--out", "OUT"), "MODEL: has a context of"),
-        (("speed", "MODEL", "--against", "none", "--depth", HUGE), "MODEL: has a context of"),
+        (("bench", "MODEL", "--depth", HUGE, "--out", "OUT"), "MODEL: has a context of"),
         (("rows", "MODEL", "--rows", "99999999999999999"), "--rows 99,999,999,999,999,999"),
         (("bench", "MODEL", "--workload", f"gather:{HUGE}", "--out", "OUT"), f"--workload gather:{HUGE}"),
         (("synth", "table", "--gib", "1e300", "--out", "OUT"), "--gib 1e+300"),
@@ -242,12 +242,12 @@ def test_a_split_count_that_is_no_number_is_refused(tiny_quant: Path, tmp_path: 
         ("logits", "--generate", "5000", "--out", "OUT"),
         ("run", "-n", "5000"),
         ("run", "--context", "5000"),
-        ("speed", "--against", "none", "--depth", "5000"),
+        ("bench", "--depth", "5000", "--out", "OUT"),
     ],
 )
 def test_no_command_goes_past_the_models_context(tiny_quant: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
     (tmp_path / "ids").write_text("1 2 3")
-    ids = () if command[0] == "speed" else ("--tokens", tmp_path / "ids")
+    ids = () if command[0] == "bench" else ("--tokens", tmp_path / "ids")
     words_given = [str(tmp_path / "out.npz") if word == "OUT" else word for word in command]
     done = run(words_given[0], tiny_quant, *words_given[1:], *ids)
     assert done.exit_code == 2, (done.output, done.exception)

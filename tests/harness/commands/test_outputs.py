@@ -27,7 +27,6 @@ COMMANDS = {
     "advise": ["advise", "{model}"],
     "run": ["run", "{model}", "--tokens", "{tokens}", "-n", "1"],
     "logits": ["logits", "{model}", "--tokens", "{tokens}"],
-    "speed": ["speed", "{model}", "--against", "none"],
     "bench": ["bench", "{model}", "--tokens", "{tokens}", "--out", "{run}"],
     "report": ["report", "{run}"],
     "trend": ["trend", "{run}", "--against", "{tokens}"],

@@ -53,7 +53,7 @@ def test_order_has_every_cell_once_and_turns_every_block(
 
 
 def test_few_groups_get_more_blocks_always_an_even_number() -> None:
-    assert [blocks_for(groups) for groups in (1, 2, 3, 4, 8, 24)] == [16, 8, 6, 4, 2, 2]
+    assert [blocks_for(groups) for groups in (1, 2, 3, 4, 8, 24)] == [8, 4, 4, 2, 2, 2]
 
 
 def test_cell_survives_json() -> None:
