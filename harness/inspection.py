@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fast.rows import locate_table
-from harness.gate.compare import check_type
+from harness.oracle import check_type
 from model_file.config import ARCHITECTURE, ModelConfig, config_from
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile

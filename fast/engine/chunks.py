@@ -75,10 +75,13 @@ class ChunkMaker:
             ]
             yield Cut(pieces, ids)
 
-    def make(self, cut: Cut) -> Chunk:
-        """Pad a cut to its bucket and read its rows. Padding has zeros for rows: no row is read that no token names."""
+    def make(self, cut: Cut, at_least: int = 1) -> Chunk:
+        """Pad a cut to its bucket and read its rows. Padding has zeros for rows: no row is read that no token names.
+
+        at_least: tokens that the bucket must hold, so that few lengths are compiled of what is asked for seldom.
+        """
         counts = np.array([len(piece) for piece in cut.tokens], np.int32)
-        length = self.settings.bucket(int(counts.max()))
+        length = self.settings.bucket(max(at_least, int(counts.max())))
         tokens = np.zeros((len(cut.tokens), length), np.int32)
         packed = np.zeros((len(cut.tokens), length * self._heads, self._row_bytes), np.uint8)
         gather_s = 0.0

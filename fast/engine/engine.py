@@ -27,6 +27,8 @@ from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
 from model_file.tensors import TABLE
 
+RECORDED_LENGTH = 64  # shorter chunks are padded to it where intermediates are recorded: one program for all of them
+
 
 class FastEngine:
     """A model on the device, and the reader of its table. Sequences are made with `new_sequence`.
@@ -130,7 +132,8 @@ class FastEngine:
         fed = self._checked(sequence, tokens)
         if len(fed) > self.settings.chunk:
             raise InputError(f"{len(fed)} tokens to record, expected at most a chunk of {self.settings.chunk}")
-        chunk = self.chunks.make(next(self.chunks.cut([sequence.tokens], [fed])))
+        at_least = min(RECORDED_LENGTH, self.settings.chunk)
+        chunk = self.chunks.make(next(self.chunks.cut([sequence.tokens], [fed])), at_least)
         outcome, streams, (state,), named = self.step.advance_recorded((sequence.take_state(),), chunk)
         sequence.give_state(state)
         pieces: list[list[FloatLogits]] = [[]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,18 @@ from fast.rows import locate_table, open_rows
 from harness.answers.record import Closest, Golden, GoldenPrompt, Probe
 from harness.cases.case import LOGITS, PLE, Case, TokenPrompt
 from harness.cases.models import FIXTURES, model_digest, provenance
-from harness.engines.runner import Named, Runner, make_runner
+from harness.engines.protocol import RECORD, Engine, Named, Run, run_of
+from harness.engines.recorded import errors_by_position, in_order, recorded
+from harness.engines.settings import engine_settings
+from harness.engines.table import load_engine
 from harness.environment import environment
 from harness.errors import CannotRun
-from harness.gate.oracle import HashOracle, row_digests
-from harness.gate.story import aligned, alone, errors_by_position, in_order
+from harness.oracle import HashOracle, row_digests
 from model_file.config import ModelConfig
 from model_file.gguf_file import GgufFile, open_gguf
 from reference.closeness import CALLS, gaps
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 PROBED_PROMPTS = 3  # of each case; more would make the record long and say nothing new
 LOGITS_FLOOR = 1e-4
 """Never stated smaller than this, absolute: two engines on `nano` mostly differ by up to 1e-4 on logits of size 13."""
@@ -63,17 +66,19 @@ def missing_probe(case: Case, golden: Golden, config: ModelConfig) -> tuple[str,
     return None
 
 
-def produce(case: Case, path: Path, engine: str, confirm: bool, reason: str, tell: Tell) -> Golden:
+def produce(case: Case, path: Path, engine: str, confirm: bool, reason: str, report: Report) -> Golden:
     """Run a case with an engine; with `confirm`, run the other engine beside it and measure how far they are apart.
 
     Raises: CannotRun when an outside engine's answers lie beside the model and are not ours: that is not recorded.
     """
     with open_gguf(path) as model, open_rows(locate_table(model), "resident") as reader:
-        room, chunk = case.tokens, case.chunk
         names = [engine, *(name for name in ("reference", "fast") if name != engine and confirm)]
-        recorder = _Recorder(case, model, [make_runner(name, model, reader, room, chunk) for name in names], tell)
-        prompts = tuple(recorder.prompt(prompt) for prompt in case.prompts)
-    agreed = [runner.name for runner in recorder.runners if runner.name not in recorder.disagreed]
+        with ExitStack() as stack:
+            settings = engine_settings(case.tokens)
+            engines = [stack.enter_context(load_engine(name, model, reader, settings)) for name in names]
+            recorder = _Recorder(case, model, engines, report)
+            prompts = tuple(recorder.prompt(prompt) for prompt in case.prompts)
+    agreed = [one.name for one in recorder.engines if one.name not in recorder.disagreed]
     outside = _outside_producer(case, prompts)
     confirming = agreed if outside is not None else agreed[1:]
     return Golden(
@@ -91,19 +96,21 @@ def produce(case: Case, path: Path, engine: str, confirm: bool, reason: str, tel
 class _Recorder:
     """Answers prompts with the first engine, and measures how far the second, where there is one, is from it."""
 
-    def __init__(self, case: Case, model: GgufFile, runners: Sequence[Runner], tell: Tell) -> None:
-        self.case, self.runners, self.tell = case, runners, tell
+    def __init__(self, case: Case, model: GgufFile, engines: Sequence[Engine], report: Report) -> None:
+        self.case, self.engines, self.report = case, engines, report
         self.table, self.oracle = locate_table(model), HashOracle(model)
         self.disagreed: set[str] = set()
         self.logits_apart = self.values_apart = 0.0
 
     def prompt(self, prompt: TokenPrompt) -> GoldenPrompt:
         """The record of one prompt."""
-        runs = []
-        for runner in self.runners:
-            self.tell(f"{self.case.id}: {prompt.name} with {runner.name}")
-            runs.append(runner.generate([prompt.ids], self.case.generate)[0])
-        self.disagreed |= {r.name for r, run in zip(self.runners, runs, strict=True) if run.tokens != runs[0].tokens}
+        runs: list[Run] = []
+        for engine in self.engines:
+            self.report(f"{self.case.id}: {prompt.name} with {engine.name}")
+            sequence = engine.new_sequence()
+            sequence.feed(prompt.ids)
+            runs.append(run_of(sequence.generate(self.case.generate)))
+        self.disagreed |= {e.name for e, run in zip(self.engines, runs, strict=True) if run.tokens != runs[0].tokens}
         seen = [*prompt.ids, *runs[0].tokens[:-1]]
         probes, closest = self._looked_through(prompt, seen)
         return GoldenPrompt(
@@ -122,23 +129,20 @@ class _Recorder:
         positions = probe_positions(prompt.ids, self.case.chunk) if probed else ()
         probes: list[Probe] = []
         closest: dict[str, Closest] = {}
-        first = self.runners[0]
-        # The fast engine's pieces are never smaller than the reference's, so that it leads.
-        leading = sorted(self.runners, key=lambda runner: runner.name)
-        records = [runner.record(seen) for runner in leading]
-        for start, mine, other in aligned(records[0], records[-1]) if len(records) > 1 else alone(records[0]):
-            answering, telling = (mine, other) if leading[0] is first else (other, mine)
-            probes += probes_of(start, answering, first.config, positions)
-            _note_closest(closest, start, answering if len(answering) > len(telling) else telling, first.config)
-            if len(records) > 1:
+        able = [engine for engine in self.engines if RECORD in engine.abilities]
+        for pieces in zip(*(recorded(engine, seen) for engine in able), strict=True):
+            (start, mine), others = pieces[0], [named for _, named in pieces[1:]]
+            probes += probes_of(start, mine, able[0].config, positions)
+            _note_closest(closest, start, max((mine, *others), key=len), able[0].config)
+            for other in others:
                 self.logits_apart = max(self.logits_apart, float(np.abs(mine["logits"] - other["logits"]).max()))
-                errors = [errors_by_position(mine[name], other[name]).max() for name in in_order(mine, other)]
+                errors = [errors_by_position(other[name], mine[name]).max() for name in in_order(mine, other)]
                 self.values_apart = max(self.values_apart, *(float(error) for error in errors))
         return probes, closest
 
     def stated_error(self) -> dict[str, Any]:
         """What the golden says of numeric error, and how it is known."""
-        if len(self.runners) < 2:
+        if len(self.engines) < 2:
             return {"logits": LOGITS_FLOOR, "measured": None, "how": "not measured for this record: the floor"}
         return {
             "logits": max(LOGITS_FLOOR, float(f"{self.logits_apart:.3g}")),

@@ -34,6 +34,7 @@ class Case:
 
     Units: counts of tokens. modes: the modes that run its tokens, None for all; rows are compared in every mode.
     generate: greedy tokens of each prompt. repeats: requests in one process, each of which must equal the first.
+    varied: which variations its prompts are run in beside: "all", "batch", or none. chunk: tokens of a recorded digest.
     quick: greedy tokens of its first two prompts with `--quick`, 0 where the case is left out. metric, bound, reason:
     how logits and intermediates are compared; rows are compared as bytes and tokens as ids, always.
     """
@@ -51,6 +52,7 @@ class Case:
     chunk: int = 64
     repeats: int = 2
     quick: int = 0
+    varied: str = ""
 
     def shortened(self) -> Case:
         """Its form for `--quick`: the start of the answers of its first prompts; itself where it has none."""

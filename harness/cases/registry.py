@@ -7,13 +7,15 @@ import json
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from harness.cases.case import Case, TokenPrompt
 from model_file.errors import InputError
 
 EOS = 1  # the n-gram hash of `nano` and of the fixtures ends documents with it
-NANO_VOCAB, TINY_VOCAB = 4096, 512
-CHUNK = 64
+NANO_VOCAB, PICO_VOCAB = 4096, 512
+CHUNK = 64  # tokens of a recorded digest, and of a recorded first chunk
+FED = 512  # tokens that the engine people run computes at a time
 
 _METRIC = (
     "largest difference of 8 values spread over a vector and of 4 projections of all of it on random signs, divided by "
@@ -29,6 +31,9 @@ _TINY = (
     "both engines differ by up to 2e-4 here (measured on every position); a wrong row, gate or block "
     "moves values by 1e-2 and more",
 )
+
+
+_PICO = _TINY
 
 
 def drawn(name: str, count: int, vocab: int) -> tuple[int, ...]:
@@ -152,6 +157,75 @@ def _repeats() -> Case:
     )
 
 
+def _pico(name: str, about: str, prompts: tuple[TokenPrompt, ...], generate: int, **more: Any) -> Case:
+    return Case(f"pico-{name}", about, "pico", prompts, generate, _METRIC, *_PICO, **more)
+
+
+def _pico_ids(name: str, count: int, *eos: int) -> TokenPrompt:
+    seed = PICO_SEEDS.get(name, f"pico/{name}/1")
+    return TokenPrompt(name, with_eos(drawn(seed, count, PICO_VOCAB), *eos))
+
+
+def _pico_texts() -> Case:
+    sizes = {"a": 40, "b": 57, "c": 23, "d": 90, "e": 140}
+    prompts = tuple(_pico_ids(f"text-{name}", size) for name, size in sizes.items())
+    return _pico("texts", "five prompts of unequal length: the small case that every mode runs", prompts, 24)
+
+
+def _pico_edges() -> Case:
+    ids = _pico_ids
+    prompts = (
+        ids("one", 1),  # a first chunk of one token
+        ids("two", 2),  # shorter than an n-gram
+        ids("three", 3),
+        ids("eos-alone", 1, 0),
+        ids("eos-last", 20, 19),
+        ids("eos-then-one", 21, 19),
+        ids("eos-then-two", 22, 19),
+        ids("eos-twice", 30, 20, 22),
+        ids("eos-first", 16, 0),  # a full compiled length
+        ids("past-16", 17),  # 47 places of padding
+        ids("chunk", FED),
+        ids("chunk-and-one", FED + 1, FED - 1),
+        ids("eos-starts-chunk", FED + 17, FED),
+        ids("eos-ends-chunk", FED + 4, FED - 1, FED + 3),
+        ids("eos-around-64", 70, 62, 65),
+    )
+    return _pico("edges", "prompts that end or have EOS at the edges of n-grams, padding and chunks", prompts, 12,
+                 modes=("auto",), varied="batch")  # fmt: skip
+
+
+def _pico_varied() -> Case:
+    prompts = (
+        _pico_ids("padding", 342 + 300, 1, 2, 63, 64, 127, 341, 342, FED - 1, FED),
+        _pico_ids("short", 45, 2, 6, 41, 44),
+    )
+    return _pico("varied", "two prompts with EOS at boundaries, fed in every way that must not matter", prompts, 12,
+                 modes=("auto",), varied="all")  # fmt: skip
+
+
+def _pico_eos() -> Case:
+    prompts = (_pico_ids("generates-eos", 24),)
+    return _pico("eos", "an answer in which EOS comes up: decode goes on behind it", prompts, 48,
+                 modes=("auto",))  # fmt: skip
+
+
+def _pico_repeats() -> Case:
+    a, b, c = drawn("pico-repeats/1", 3, PICO_VOCAB)
+    prompts = (
+        TokenPrompt("one", (a,) * 80),
+        TokenPrompt("three", (a, b, c) * 30),
+        TokenPrompt("eos", (EOS,) * 40),
+    )
+    return _pico("repeats", "equal rows in a batch, blocks that score alike", prompts, 8, modes=("auto",))
+
+
+def _pico_deep() -> Case:
+    prompts = (_pico_ids("deep", 6200), _pico_ids("halfway", 1700))
+    return _pico("deep", "past 512 and past 2,048 blocks of keys, the static widths of their scores", prompts, 8,
+                 modes=("auto",), repeats=1)  # fmt: skip
+
+
 def _fixture(model: str, about: str, answers: str = "") -> Case:
     return Case(
         id=model,
@@ -167,6 +241,7 @@ def _fixture(model: str, about: str, answers: str = "") -> Case:
 
 TEXTS = ("prose", "code", "list", "languages", "dialogue")
 LONG_SEED, DEEP_SEED, EDGES_SEED, REPEATS_SEED = "nano-long/15", "nano-4096/1", "nano-edges/1", "nano-repeats/1"
+PICO_SEEDS = {"generates-eos": "pico/generates-eos/25", "deep": "pico/deep/3"}
 """Chosen among a few so that no margin and no selection of the recorded run is close (see CONTRIBUTING.md)."""
 
 
@@ -176,6 +251,12 @@ def cases() -> dict[str, Case]:
     return {
         case.id: case
         for case in (
+            _pico_texts(),
+            _pico_edges(),
+            _pico_varied(),
+            _pico_eos(),
+            _pico_repeats(),
+            _pico_deep(),
             _texts(),
             _long(),
             _deep(),
@@ -203,4 +284,4 @@ def case_by_id(name: str) -> Case:
 
 def cases_of(model: str, quick: bool = False) -> list[Case]:
     """The cases of a model; with `quick` only those that have a short form."""
-    return [case for case in cases().values() if case.model == model and (case.quick or not quick)]
+    return [case for case in cases().values() if case.model == model and (case.quick or not quick or model == "pico")]

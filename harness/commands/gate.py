@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import CacheDir, DefaultModel, JsonFile, Modes, TextFiles, Texts, TokenFiles
-from harness.engines.names import EngineName
+from harness.engines.table import EngineName
 
 
 def gate(
@@ -29,9 +29,12 @@ def gate(
             "--generate", min=0, metavar="N", help="Greedy tokens for each prompt of yours (32); 0 compares rows only."
         ),
     ] = None,
-    engine: Annotated[EngineName, typer.Option(help="Which implementation runs the model.")] = EngineName.fast,
+    engine: Annotated[EngineName, typer.Option(help="What runs the model.")] = EngineName.fast,
     quick: Annotated[
-        bool, typer.Option("--quick", help="The short form: fewer cases, fewer tokens, every mode and every check.")
+        bool, typer.Option("--quick", help="The short form: smaller cases, every mode, every check and every branch.")
+    ] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Compare every row of the files that modes are given as MODE@FILE.")
     ] = False,
     list_modes: Annotated[
         bool, typer.Option("--list-modes", help="Name all modes and what they do, and stop.")
@@ -49,7 +52,8 @@ def gate(
 ) -> None:
     """Judge every way of reading the table: same rows, byte for byte, and same tokens, id for id?
 
-    Without a MODEL it makes a small one on first use, `nano`, keeps it, and compares with recorded goldens. A model and
+    Without a MODEL it makes small ones on first use, `pico` and `nano` (with --quick only the smaller one), keeps them,
+    and compares with recorded goldens. A model and
     prompts of your own are compared with the first mode. Each mode runs twice, and a mode that does not agree with
     itself is `unsteady`. Models are opened read-only.
 
@@ -60,7 +64,7 @@ def gate(
     from harness.commands.outputs import outputs
     from harness.commands.progress import stages
     from harness.gate.choice import choose
-    from harness.gate.run import run_gate
+    from harness.gate.run import GateOptions, run_gates
     from harness.pages.gate_page import gate_as_html, gate_as_junit
     from harness.pages.gate_text import gate_as_json, print_cases, print_gate, print_modes
 
@@ -70,18 +74,12 @@ def gate(
     sources = parse_modes(mode or [])
     inputs = [model, *(source.path for source in sources), *(prompt_file or []), *(tokens or [])]
     write = outputs({"--json": json_file, "--html": html_file, "--junit": junit_file}, inputs)
-    with stages() as tell:
-        path, cases, options = choose(
-            model,
-            case or [],
-            (prompt or [], prompt_file or [], tokens or []),
-            generate,
-            engine.value,
-            quick,
-            cache_dir,
-            tell,
-        )
-        result = run_gate(path, cases, sources, options, tell)
+    with stages() as report:
+        prompts = (prompt or [], prompt_file or [], tokens or [])
+        copies = any(source.path is not None for source in sources)
+        options = GateOptions(engine.value, whole=whole)
+        jobs, options = choose(model, case or [], prompts, generate, quick, cache_dir, copies, options, report)
+        result = run_gates(jobs, sources, options, report)
     print_gate(result)
     write(
         {

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import CacheDir, JsonFile
-from harness.engines.names import EngineName
+from harness.engines.table import EngineName
 
 golden_app = typer.Typer(
     no_args_is_help=True,
@@ -25,7 +25,7 @@ _DEFAULT = Path("candidates")
 @golden_app.command()
 def check(
     case: Cases = None,
-    engine: Annotated[EngineName, typer.Option(help="Which implementation answers.")] = EngineName.fast,
+    engine: Annotated[EngineName, typer.Option(help="What answers.")] = EngineName.fast,
     mode: Annotated[str, typer.Option(help="How table rows are read.")] = "auto",
     json_file: JsonFile = None,
     cache_dir: CacheDir = None,
@@ -35,30 +35,29 @@ def check(
     Where a token differs it says whether the margin there was large enough. A missing golden is a failure that says how
     to make it. Exit codes: 0 all equal, 1 a difference, 2 bad input, 3 a case's model is not here.
     """
-    from harness.answers.check import check_goldens, print_checks
     from harness.answers.store import golden_folder
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
+    from harness.gate.golden_check import check_goldens
+    from harness.pages.gate_text import print_check
 
     check_outputs({"--json": json_file}, [Path(str(golden_folder()))])
-    with stages() as tell:
-        results = check_goldens(case or [], engine.value, mode, cache_dir, tell)
-    print_checks(results)
+    with stages() as report:
+        checked = check_goldens(case or [], engine.value, mode, cache_dir, report)
+    print_check(checked)
     if json_file is not None:
         from harness.atomic import write_json
         from harness.pages.gate_text import gate_as_json
 
-        write_json(
-            json_file,
-            {"schema": "plegate.golden-check/1", "runs": [gate_as_json(r.result) for r in results if r.result]},
-        )
-    raise typer.Exit(max((result.exit_code for result in results), key=lambda code: (code == 1, code)))
+        runs = [gate_as_json(checked.result)] if checked.result is not None else []
+        write_json(json_file, {"schema": "plegate.golden-check/2", "runs": runs})
+    raise typer.Exit(checked.exit_code)
 
 
 @golden_app.command()
 def record(
     case: Annotated[str, typer.Argument(metavar="CASE", help="The case to answer.")],
-    engine: Annotated[EngineName, typer.Option(help="Which implementation answers.")] = EngineName.reference,
+    engine: Annotated[EngineName, typer.Option(help="What answers.")] = EngineName.reference,
     confirm: Annotated[
         bool, typer.Option(help="Run the other engine too, and measure how far their logits are apart.")
     ] = True,
@@ -79,9 +78,9 @@ def record(
     check_not_golden(candidates)
     target = candidate_path(case, candidates)
     check_outputs({"--candidates": target}, made=candidates)
-    with stages() as tell:
-        path = model_path(chosen.model, cache_dir, tell)
-        golden = produce(chosen, path, engine.value, confirm, "candidate, not promoted", tell)
+    with stages() as report:
+        path = model_path(chosen.model, cache_dir, report)
+        golden = produce(chosen, path, engine.value, confirm, "candidate, not promoted", report)
     candidates.mkdir(parents=True, exist_ok=True)
     write_text(target, dumps(golden))
     margin, prompt, step = golden.smallest_margin

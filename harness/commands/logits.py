@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import Model
-from harness.engines.names import EngineName
+from harness.engines.table import EngineName
 
 
 def logits(
@@ -20,7 +20,7 @@ def logits(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE.npz", help="Where to write, whole or not at all.")],
-    engine: Annotated[EngineName, typer.Option(help="Which implementation computes.")] = EngineName.fast,
+    engine: Annotated[EngineName, typer.Option(help="What computes.")] = EngineName.fast,
     mode: Annotated[
         str, typer.Option(help="How table rows are read; `plegate gate --list-modes` names them.")
     ] = "auto",
@@ -29,7 +29,7 @@ def logits(
     ] = 0,
     chunk: Annotated[
         int, typer.Option(min=1, metavar="N", help="Tokens fed at a time; any value gives the same tokens.")
-    ] = 64,
+    ] = 512,
 ) -> None:
     """Write the logits at every position of a prompt, and the greedy continuation.
 
@@ -37,25 +37,34 @@ def logits(
     (top-1 minus top-2 logit of each greedy step).
     """
     import io
+    from contextlib import ExitStack
 
     import numpy as np
 
+    from fast.rows import locate_table, open_rows
     from harness.atomic import write_bytes
-    from harness.cases.prompts import read_one_prompt
+    from harness.cases.prompts import check_context, check_ids, read_one_prompt
     from harness.commands.outputs import check_outputs
     from harness.commands.progress import stages
-    from harness.engines.opened import open_engine
+    from harness.engines.settings import engine_settings
+    from harness.engines.table import load_engine
+    from model_file.config import config_from
+    from model_file.gguf_file import open_gguf
 
     check_outputs({"--out": out}, [model, tokens])
     prompt = read_one_prompt(tokens)
-    with (
-        stages() as stage,
-        open_engine(model, engine.value, mode, room=len(prompt) + generate, chunk=chunk) as opened,
-    ):
-        opened.check_ids(prompt, str(tokens))
+    with ExitStack() as stack:
+        stage = stack.enter_context(stages())
+        file = stack.enter_context(open_gguf(model))
+        config = config_from(file)
+        room = len(prompt) + generate
+        check_ids(prompt, config.vocab, str(tokens))
+        check_context(model, config.context, room, "use a shorter prompt or a smaller --generate")
+        reader = stack.enter_context(open_rows(locate_table(file), mode))
+        loaded = stack.enter_context(load_engine(engine.value, file, reader, engine_settings(room, chunk=chunk)))
         stage(f"{len(prompt)} tokens through {engine.value}")
-        sequence = opened.new_sequence()
-        values = sequence.feed(prompt)
+        sequence = loaded.new_sequence()
+        values = sequence.logits(prompt)
         stage(f"{generate} tokens of continuation")
         steps = list(sequence.generate(generate))
     archive = io.BytesIO()

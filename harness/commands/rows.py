@@ -66,21 +66,21 @@ def rows(
     from harness.commands.outputs import outputs
     from harness.commands.progress import stages
     from harness.gate.batches import choose_batches
-    from harness.gate.table import judge_rows
+    from harness.gate.rows_only import judge_rows
     from harness.pages.rows_text import print_rows, rows_as_json
     from model_file.gguf_file import open_gguf
 
     sources = parse_modes(mode or [])
     inputs = [model, against, *(source.path for source in sources), *(prompt_file or []), *(tokens or [])]
     write = outputs({"--json": json_file}, inputs)
-    with stages() as tell:
+    with stages() as report:
         with open_gguf(model) as opened:
             table = locate_table(opened)
             batches, notes = choose_batches(
                 opened, model, table, count, seed, prompt or [], prompt_file or [], tokens or []
             )
-        result = judge_rows(model, batches, sources, RowSettings(), against, cold, tell)
-    result.seed, result.notes = seed, notes
+        result = judge_rows(model, batches, sources, RowSettings(), against, cold, report)
+    result.seed, result.notes = seed, [*notes, *result.notes]
     print_rows(result)
     write({"--json": lambda: rows_as_json(result)})
     raise typer.Exit(result.exit_code)

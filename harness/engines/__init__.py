@@ -1,1 +1,4 @@
-"""Engines that are not ours, as oracles and as yardsticks. None is needed to use plegate; each is found or refused."""
+"""Everything that runs tokens, behind one protocol, one file for each engine; `table.py` names them all.
+
+May use `fast`, `reference`, `model_file` and the synth's cache folder; knows nothing of cases, goldens and gates.
+"""

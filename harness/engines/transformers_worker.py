@@ -1,4 +1,4 @@
-"""transformers in a process of its own: JSON lines in, JSON lines out. Run by `harness.engines.transformers_engine`.
+"""transformers in a process of its own: JSON lines in, JSON lines out. Run by `harness.engines.transformers`.
 
 Imports torch, transformers, gguf and NumPy, never jax: any Python with these can run it.
 """

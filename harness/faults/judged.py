@@ -13,11 +13,12 @@ from harness.answers.record import Golden
 from harness.answers.store import how_to_make, read_golden
 from harness.cases.case import Case, parse_modes
 from harness.cases.models import model_path
-from harness.cases.registry import case_by_id, cases_of
+from harness.cases.registry import case_by_id
 from harness.faults.child import ROOT, Send
 from harness.faults.fault import Trial, faults
 from harness.gate.checks import CHECKS, CONTROL, ORDER, Finding
-from harness.gate.run import GateOptions, run_gate
+from harness.gate.choice import choose
+from harness.gate.run import GateOptions, run_gate, run_gates
 from harness.gate.verdicts import GateResult
 from harness.synth import cache_folder
 from model_file.errors import InputError
@@ -45,10 +46,12 @@ STEPS = {
     for step in (
         Step("tiny", rows_only=True),
         Step("tiny-quant", rows_only=True),
+        Step("pico-varied", rows_only=True),
         Step("nano-texts", rows_only=True),
         Step("tiny-quant", ("auto",)),
         Step("tiny", ("auto",)),
         Step("tiny-ties", ("auto",)),
+        *(Step(f"pico-{name}", ("auto",)) for name in ("texts", "edges", "varied", "eos", "repeats", "deep")),
         Step("nano-texts", ("auto",)),
         Step("nano-edges", ("auto",)),
         Step("nano-repeats", ("auto",)),
@@ -117,12 +120,9 @@ def _say_case(trial: Trial, without: Collection[str]) -> Said:
 def _say_default(mode: str, quick: bool, without: Collection[str]) -> Said:
     """What `plegate gate`, or its short form, says of one mode."""
     started = time.perf_counter()
-    cases = [case.shortened() if quick else case for case in cases_of("nano", quick)]
-    goldens = {case.id: _golden(case.id) for case in cases}
-    goldens = {
-        case.id: replace(goldens[case.id], prompts=goldens[case.id].prompts[: len(case.prompts)]) for case in cases
-    }
-    return _first(_run(cases, goldens, [mode], without), started)
+    options = GateOptions(without=without)
+    jobs, options = choose(None, [], ([], [], []), None, quick, None, False, options, lambda _: None)
+    return _first(run_gates(jobs, parse_modes([mode]), options), started)
 
 
 def _run(
@@ -140,7 +140,7 @@ def _first(result: GateResult, started: float) -> Said:
     if not found:
         return None, "", wall_s
     first = min(found, key=lambda finding: (order.index(finding.level), names.index(finding.check)))
-    return first.check, first.story, wall_s
+    return first.check, first.message, wall_s
 
 
 def _golden(case: str) -> Golden:
@@ -156,7 +156,7 @@ def _end_at_first_finding(send: Any) -> None:
 
     def last(self: Finding, *values: Any, **named: Any) -> NoReturn:
         make(self, *values, **named)
-        send(self.check, self.story)
+        send(self.check, self.message)
         os._exit(0)
 
     Finding.__init__ = last  # type: ignore[method-assign]

@@ -120,14 +120,13 @@ def rows_read_in_vain(_: Trial) -> None:
     from fast.engine.engine import FastEngine
 
     def reading_on(original: Any) -> Any:
-        def greedy_batch(self: Any, sequences: Any, count: int) -> Any:
-            chosen = original(self, sequences, count)
+        def generate(self: Any, sequence: Any, count: int) -> Any:
+            yield from original(self, sequence, count)
             self.reader.gather(np.zeros(len(self.config.ple.hash.sizes), np.uint64))
-            return chosen
 
-        return greedy_batch
+        return generate
 
-    replace_function(FastEngine, "greedy_batch", reading_on)
+    replace_function(FastEngine, "generate", reading_on)
 
 
 @fault("logits", "position 3", "against an outside engine")
@@ -136,13 +135,23 @@ def logits_wrong_between_probes(_: Trial) -> None:
     from fast.engine.engine import FastEngine
 
     def scaling(original: Any) -> Any:
-        def feed_recorded(self: Any, sequence: Any, tokens: Any) -> Any:
-            first = not sequence.tokens
-            logits, named = original(self, sequence, tokens)
-            logits = np.array(logits)
-            logits[3:4] *= 1.001 if first else 1.0
-            return logits, named
+        def feed_batch(self: Any, work: Any, last_only: bool = False) -> Any:
+            found = original(self, work, last_only=last_only)
+            if not last_only:
+                found[0] = np.array(found[0])
+                found[0][3:4] *= 1.001
+            return found
 
-        return feed_recorded
+        return feed_batch
 
-    replace_function(FastEngine, "feed_recorded", scaling)
+    replace_function(FastEngine, "feed_batch", scaling)
+
+
+@fault("variations", "restored: first difference in tokens", case="pico-varied", mode="auto")
+def restored_without_its_memory(_: Trial) -> None:
+    """A restored sequence has its keys and values, and nothing of what its delta nets remember."""
+    from fast.engine.sequence import Sequence
+
+    old = "recurrent = jax.tree_util.tree_unflatten(structure, [jnp.array(leaf) for leaf in saved.recurrent])"
+    new = "recurrent = fresh_state(self.engine.plan, caches=False).recurrent"
+    rewrite(Sequence, "restore", old, new)

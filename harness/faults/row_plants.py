@@ -17,7 +17,7 @@ from harness.faults.planting import flipped_copy, replace_function, rewrite
 def flipped_bit(trial: Trial) -> None:
     """The lowest bit of byte 11 of the row that token 6, head 2 of the first prompt reads."""
     from fast.rows import locate_table
-    from harness.gate.oracle import HashOracle
+    from harness.oracle import HashOracle
     from model_file.gguf_file import open_gguf
 
     path = model_path(trial.case)

@@ -91,7 +91,7 @@ def random_rows(table: Table, count: int, seed: int) -> Ids:
 def _rows_of(model: GgufFile, table: Table, name: str, tokens: Sequence[int]) -> tuple[Ids, int]:
     """The rows a prompt reads, and how many a token: by the hash where the file has one, else row = token id."""
     if _HASH_KEY in model.metadata:
-        from harness.gate.oracle import HashOracle
+        from harness.oracle import HashOracle
 
         oracle = HashOracle(model)
         check_ids(tokens, _vocab_of(model), name)

@@ -56,6 +56,11 @@ CHECKS: dict[str, Check] = {
             "attention outputs, last streams and logits are the recorded ones, within the case's bound",
         ),
         Check("tokens", TOKENS, "greedy tokens are the recorded ones, or the first mode's where nothing is recorded"),
+        Check(
+            "variations",
+            TOKENS,
+            "tokens are the recorded ones however a prompt is fed: split, padded, in a batch, rolled back, restored",
+        ),
         Check("control rows", CONTROL, "two gathers of one batch give the same bytes"),
         Check("control tokens", CONTROL, "two requests in one process give the same tokens"),
     )
@@ -64,12 +69,12 @@ CHECKS: dict[str, Check] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference that a check found, with the smallest story of it. `detail` holds its values for machines."""
+    """A difference that a check found, in a sentence; `detail` holds its values for machines."""
 
     check: str
     case: str
     prompt: str
-    story: str
+    message: str
     detail: dict[str, object]
 
     @property

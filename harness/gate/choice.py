@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +14,15 @@ from harness.cases.case import ROWS, TOKENS, Case, TokenPrompt
 from harness.cases.models import model_digest, model_path
 from harness.cases.prompt_choice import choose_prompts
 from harness.cases.registry import case_by_id, cases, cases_of
-from harness.gate.run import GateOptions
+from harness.gate.rows import Report
+from harness.gate.run import GateOptions, Job
 from harness.synth import cache_folder
 from model_file.errors import InputError
 
-Tell = Callable[[str], None]
 Given = tuple[Sequence[str], Sequence[Path], Sequence[Path]]
 """Prompts as texts, text files, and files of ids."""
-DEFAULT_MODEL, DEFAULT_GENERATE, QUICK_GENERATE = "nano", 32, 8
+DEFAULT_MODEL, SMALL_MODEL = "nano", "pico"
+DEFAULT_GENERATE, QUICK_GENERATE = 32, 8
 
 
 def choose(
@@ -29,39 +30,48 @@ def choose(
     named: Sequence[str],
     given: Given,
     generate: int | None,
-    engine: str,
     quick: bool,
     cache_dir: Path | None,
-    tell: Tell,
-) -> tuple[Path, list[Case], GateOptions]:
-    """The model's file, the cases to run on it, and how.
+    copies: bool,
+    options: GateOptions,
+    report: Report,
+) -> tuple[list[Job], GateOptions]:
+    """The models' files with the cases to run on each, and how.
 
-    Registered cases where some are named, or where neither prompts nor a number of tokens are given and the model is
-    `nano` or a file that goldens were recorded on; else one case of the given prompts (the built-in ones when none is).
-    Raises: InputError for an unknown case, and for cases and prompts mixed.
+    Registered cases where some are named, or where neither prompts nor a number of tokens are given and the model is a
+    made one or a file that goldens were recorded on; else one case of the given prompts (the built-in ones when none
+    is). copies: modes read other files, which are copies of one model's table. Raises: InputError for an unknown case,
+    and for cases and prompts mixed.
     """
     own_prompts = any(given) or generate is not None
     if named and own_prompts:
         raise InputError(
             "--case: found together with prompts or --generate, expected one or the other: a case has its own"
         )
+    options = replace(options, program_cache=cache_folder(cache_dir) / "programs", repeat=_repeat())
     chosen = [case_by_id(name) for name in named]
-    if len({case.model for case in chosen}) > 1:
+    names = list(dict.fromkeys(case.model for case in chosen))
+    if len(names) > 1 and (model is not None or copies):
         models = ", ".join(f"{case.id} on {case.model}" for case in chosen)
         raise InputError(
             f"--case: found cases of different models ({models}), expected one model: run the gate once for each"
         )
-    path = model if model is not None else model_path(chosen[0].model if chosen else DEFAULT_MODEL, cache_dir, tell)
     if not chosen and not own_prompts:
-        chosen = cases_of(DEFAULT_MODEL, quick) if model is None else _recorded_on(path, quick, tell)
-    programs = cache_folder(cache_dir) / "programs"
+        if model is not None:
+            chosen = _recorded_on(model, quick, report)
+        else:
+            wanted = (DEFAULT_MODEL,) if copies else (SMALL_MODEL,) if quick else (SMALL_MODEL, DEFAULT_MODEL)
+            chosen = [case for name in wanted for case in cases_of(name, quick)]
+        names = list(dict.fromkeys(case.model for case in chosen))
     if chosen:
         chosen = [case.shortened() for case in chosen] if quick else chosen
         goldens = {case.id: _golden_of(case, quick) for case in chosen}
-        return path, chosen, GateOptions(engine, goldens, program_cache=programs, repeat=_repeat())
+        paths = {name: model if model is not None else model_path(name, cache_dir, report) for name in names}
+        jobs: list[Job] = [(paths[name], [case for case in chosen if case.model == name]) for name in names]
+        return jobs, replace(options, goldens=goldens)
+    path = model if model is not None else model_path(DEFAULT_MODEL, cache_dir, report)
     count = generate if generate is not None else QUICK_GENERATE if quick else DEFAULT_GENERATE
-    case = own_case(path, choose_prompts(path, *given), count)
-    return path, [case], GateOptions(engine, None, program_cache=programs, repeat=_repeat())
+    return [(path, [own_case(path, choose_prompts(path, *given), count)])], replace(options, goldens=None)
 
 
 def _golden_of(case: Case, quick: bool) -> Golden | None:
@@ -85,7 +95,7 @@ def own_case(path: Path, prompts: Sequence[TokenPrompt], generate: int) -> Case:
     )
 
 
-def _recorded_on(path: Path, quick: bool, tell: Tell) -> list[Case]:
+def _recorded_on(path: Path, quick: bool, report: Report) -> list[Case]:
     """The cases whose goldens were recorded on this very file: found by its size, then by its SHA-256."""
     if not path.is_file():
         return []
@@ -101,7 +111,7 @@ def _recorded_on(path: Path, quick: bool, tell: Tell) -> list[Case]:
         ):
             continue
         if not digest:
-            tell("is this a file that goldens were recorded on?")
+            report("is this a file that goldens were recorded on?")
             digest = model_digest(path)
         if golden.model["sha256"] == digest:
             found.append(case)

@@ -1,42 +1,21 @@
-"""Comparisons that promise equality, and the smallest story of the first difference.
+"""Comparisons that promise equality, and the smallest account of the first difference.
 
-Rows are compared as bytes and tokens as ids. What is expected of rows comes from outside the code under test: plain
-positional reads of the file, and the `gguf` package's own dequantizer.
+Rows are compared as bytes and tokens as ids.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
-from fast.rows import Table, locate_table
-from model_file.errors import InputError
-from model_file.gguf_file import open_gguf
+from fast.rows import Table
+from harness.oracle import Packed
 
-Packed = npt.NDArray[np.uint8]
-Float32 = npt.NDArray[np.float32]
 SHOWN_BYTES = 12
-_Type = gguf.GGMLQuantizationType
-# What the fast path unpacks (a test holds the two lists equal); here, so that `plegate inspect` needs no JAX.
-TABLE_TYPES = (
-    _Type.F32,
-    _Type.F16,
-    _Type.BF16,
-    _Type.Q8_0,
-    _Type.Q5_0,
-    _Type.Q5_1,
-    _Type.Q4_0,
-    _Type.IQ4_NL,
-    _Type.Q6_K,
-    _Type.IQ1_S,
-)
 
 
 @dataclass(frozen=True)
@@ -60,7 +39,7 @@ class RowDifference:
     found_row: str
     expected_row: str
 
-    def story(self) -> str:
+    def message(self) -> str:
         """One sentence with everything needed to look at it."""
         return (
             f"first difference in {self.level} rows: prompt {self.prompt}, token {self.token}, head {self.head}, "
@@ -85,62 +64,13 @@ class TokenDifference:
     expected: int | None
     margin: float | None
 
-    def story(self) -> str:
+    def message(self) -> str:
         """One sentence with everything needed to look at it."""
         margin = "" if self.margin is None else f" (its margin there: {self.margin:.3g})"
         return (
             f"first difference in tokens: prompt {self.prompt}, generated token {self.step}: "
             f"found {self.found}, expected {self.expected}{margin}"
         )
-
-
-def expected_packed(table: Table, ids: npt.NDArray[np.uint64]) -> Packed:
-    """The packed rows that the file holds, read one by one with positional reads: slow, and nothing to get wrong.
-
-    Shapes: ids [n] -> uint8 [n, row_bytes].
-    """
-    unique, inverse = np.unique(ids, return_inverse=True)
-    rows = np.empty((unique.size, table.row_bytes), np.uint8)
-    for segment in table.segments:
-        descriptor = os.open(segment.path, os.O_RDONLY)
-        try:
-            for index, row in enumerate(unique.tolist()):
-                if segment.first_row <= row < segment.first_row + segment.rows:
-                    start = segment.offset_bytes + (row - segment.first_row) * table.row_bytes
-                    rows[index] = np.frombuffer(os.pread(descriptor, table.row_bytes, start), np.uint8)
-        finally:
-            os.close(descriptor)
-    return rows[inverse]
-
-
-def copy_of_table(path: Path, own: Table) -> Table:
-    """The table of another file. Raises: InputError where it cannot be a copy of `own`, the model's table."""
-    with open_gguf(path) as other:
-        table = locate_table(other)
-    if (table.type, table.rows, table.row_width) != (own.type, own.rows, own.row_width):
-        raise InputError(
-            f"{path}: found a table of {table.rows} rows of {table.row_width} values in {table.type.name}, expected "
-            f"{own.rows} of {own.row_width} in {own.type.name}, as in the model: name a copy of the same table"
-        )
-    return table
-
-
-def check_type(table: Table) -> Table:
-    """The table, where its rows can be unpacked on both sides. Raises: InputError naming its file and type."""
-    if table.type not in TABLE_TYPES:
-        raise InputError(
-            f"{table.segments[0].path}: the table's type is {table.type.name}, expected one of "
-            f"{', '.join(type.name for type in TABLE_TYPES)}: convert or quantize the model anew to one of them"
-        )
-    return table
-
-
-def expected_f32(packed: Packed, table: Table) -> Float32:
-    """The `gguf` package's dequantizer: uint8 [n, row_bytes] -> float32 [n, row_width]. Raises: as `check_type`."""
-    check_type(table)
-    plain = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
-    typed = packed.view(plain[table.type]) if table.type in plain else packed
-    return gguf.quants.dequantize(typed, table.type).astype(np.float32, copy=False)
 
 
 def first_row_difference(
@@ -193,7 +123,7 @@ def first_token_difference(
 
 def as_json(difference: RowDifference | TokenDifference | None) -> dict[str, Any] | None:
     """A difference as plain values."""
-    return None if difference is None else {"story": difference.story(), **asdict(difference)}
+    return None if difference is None else {"message": difference.message(), **asdict(difference)}
 
 
 def _bytes(rows: npt.NDArray[Any]) -> Packed:

@@ -1,47 +1,51 @@
 """The gate: every mode reads the same rows, byte for byte, and leads to the same tokens, id for id.
 
 Each mode is judged level by level (rows, PLE layer, logits, tokens), always beside its control: the same mode a second
-time. What is right comes from outside the code under test: positional reads, plain integers, the `gguf` package's
-dequantizer, recorded goldens of the reference and of outside engines. `harness.gate.checks` names every check.
+time. The engine runs as `plegate run` runs it, in the same settings. What is right comes from outside the code under
+test: positional reads, plain integers, the `gguf` package's dequantizer, recorded goldens of the reference and of
+outside engines. `harness.gate.checks` names every check.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from fast.rows import ModeCannotRun, RowReader, RowSettings, Table, locate_table, open_rows
-from harness.answers.produce import missing_probe
 from harness.answers.record import Golden
-from harness.answers.store import how_to_make
 from harness.cases.case import LOGITS, PLE, TOKENS, Case, ModeSource
-from harness.cases.models import model_digest
 from harness.cases.prompts import check_context, check_ids
-from harness.engines.runner import Runner, make_runner
-from harness.gate.advice import watching_madvise
+from harness.engines.protocol import ROWS as READS_ROWS
+from harness.engines.protocol import Engine
+from harness.engines.settings import engine_settings
+from harness.engines.table import load_engine
+from harness.gate.batches import random_rows
 from harness.gate.checks import Finding
-from harness.gate.compare import copy_of_table
-from harness.gate.evidence import CountingCalls, Evidence, look
-from harness.gate.oracle import HashOracle, PlainReader, row_digests
-from harness.gate.rows import expect_rows, judge_rows, judge_unpacking
-from harness.gate.story import with_place, without_place
+from harness.gate.far_rows import FarRows, far_rows
+from harness.gate.place import with_place, without_place
+from harness.gate.recorded_rows import check_goldens
+from harness.gate.rows import RANDOM_ROWS, Report, RowJudge, expect_rows, judge_unpacking
 from harness.gate.tokens import CaseRun, TokenJudge
+from harness.gate.variations import VariationJudge
 from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
-from model_file.config import ModelConfig, config_from
+from harness.gate.warm import warm_up
+from harness.gate.whole_table import compare_whole
+from harness.oracle import HashOracle, PlainReader, copy_of_table
+from model_file.config import config_from
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile, open_gguf
 from model_file.inventory import inventory_to_load
 
-Tell = Callable[[str], None]
-UNSEEN = "the rows were compared, how they were read could not be seen: no /proc"
-EVIDENCE_ROWS = 256  # gathered while the kernel is watched: enough that each mode's own way shows
-STORY_BYTES = 2 << 30  # a model up to this size is loaded again, by the reference, to find where a difference starts
+PLACE_BYTES = 2 << 30  # a model up to this size is loaded again, by the reference, to find where a difference starts
+VARIED_MODE = "auto"  # in which the variations that must not matter are run
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class GateOptions:
     """How a run goes. goldens: by case; None where nothing was ever recorded for these prompts (a user's own).
 
     without: checks taken out, for the proof that each is needed. program_cache: where compiled programs are kept.
+    whole: compare every row of the files that modes are given as copies.
     """
 
     engine: str = "fast"
@@ -57,227 +62,224 @@ class GateOptions:
     without: Collection[str] = frozenset()
     program_cache: Path | None = None
     repeat: str = "plegate gate"
+    whole: bool = False
+
+
+Job = tuple[Path, Sequence[Case]]
+"""A model, and the cases to run on it."""
 
 
 def run_gate(
-    path: Path, cases: Sequence[Case], modes: Sequence[ModeSource], options: GateOptions, tell: Tell = lambda _: None
+    path: Path,
+    cases: Sequence[Case],
+    modes: Sequence[ModeSource],
+    options: GateOptions,
+    report: Report = lambda _: None,
 ) -> GateResult:
-    """Judge every mode on a model. Reads the model, writes nothing beside the program cache.
+    """Judge every mode on one model; see `run_gates`."""
+    return run_gates([(path, cases)], modes, options, report)
 
-    Raises: InputError for a model, table or prompt that cannot be used.
+
+def run_gates(
+    jobs: Sequence[Job], modes: Sequence[ModeSource], options: GateOptions, report: Report = lambda _: None
+) -> GateResult:
+    """Judge every mode on these models. Reads them, writes nothing beside the program cache.
+
+    Rows of all modes come first: meanwhile the engines load and compile. Raises: InputError for a model, table or
+    prompt that cannot be used.
     """
     started = time.perf_counter()
-    with open_gguf(path) as model:
-        config = config_from(model)
-        inventory_to_load(model, config)  # here, because warnings are not shown while a mode is judged
-        for case in cases:
-            for prompt in case.prompts:
-                check_ids(prompt.ids, config.vocab, prompt.name)
-                advice = f"shorten {prompt.name}, or use a smaller --generate"
-                check_context(path, config.context, len(prompt.ids) + case.generate, advice)
-        gate = _Gate(model, config, path, cases, options, tell)
-        gate.check_goldens()
-        for source in modes:
-            gate.judge(source)
-        gate.tell_stories()
-        gate.result.wall_s = time.perf_counter() - started
-        gate.close()
-        return gate.result
+    result = GateResult(
+        model=", ".join(str(path) for path, _ in jobs),
+        sha256=None,
+        engine=options.engine,
+        cases=[case for _, cases in jobs for case in cases],
+        goldens={case: golden is not None for case, golden in (options.goldens or {}).items()},
+        modes=[ModeVerdict(source.name) for source in modes],
+        repeat=options.repeat,
+    )
+    with ExitStack() as stack:
+        loading = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="compiling"))
+        judged = [
+            _Model(stack.enter_context(open_gguf(path)), path, cases, options, result, report) for path, cases in jobs
+        ]
+        for model in judged:
+            stack.callback(model.close)
+            model.begin(loading)
+        far = _far_rows(stack, result)
+        for model in judged:
+            model.judge_rows(modes, far)
+        for model in judged:
+            for source, verdict in zip(modes, result.modes, strict=True):
+                model.judge_tokens(source, verdict)
+        for model in judged:
+            model.add_places(modes)
+    result.wall_s = time.perf_counter() - started
+    return result
 
 
-class _Gate:
-    """One run: what is right, once, then every mode against it."""
+def _far_rows(stack: ExitStack, result: GateResult) -> FarRows | None:
+    try:
+        return stack.enter_context(far_rows(None))
+    except OSError as error:
+        result.notes.append(f"rows beyond 2^32 were not tried: no sparse file here: {error.strerror}")
+        return None
+
+
+class _Model:
+    """One model of a run: what is right, once, then every mode against it."""
 
     def __init__(
         self,
         model: GgufFile,
-        config: ModelConfig,
         path: Path,
         cases: Sequence[Case],
         options: GateOptions,
-        tell: Tell,
+        result: GateResult,
+        report: Report,
     ) -> None:
-        self.model, self.config, self.path, self.options, self.tell = model, config, path, options, tell
+        self.model, self.path, self.options, self.result, self.report = model, path, options, result, report
+        self.config = config_from(model)
+        inventory_to_load(model, self.config)  # here, because warnings are not shown while a mode is judged
+        for case in cases:
+            for prompt in case.prompts:
+                check_ids(prompt.ids, self.config.vocab, prompt.name)
+                advice = f"shorten {prompt.name}, or use a smaller --generate"
+                check_context(path, self.config.context, len(prompt.ids) + case.generate, advice)
         self.table, self.oracle = locate_table(model), HashOracle(model)
         self.plain = cast(RowReader, PlainReader(self.table))
-        goldens = options.goldens
-        self.runs = [CaseRun(case, case.generate, _golden_of(case, goldens)) for case in cases]
-        self.result = GateResult(
-            model=str(path),
-            sha256=None,
-            engine=options.engine,
-            cases=list(cases),
-            goldens={run.case.id: run.golden is not None for run in self.runs} if goldens is not None else {},
-            modes=[],
-            repeat=options.repeat,
-        )
-        tell("reading what the file holds, row by row")
-        self.expected = [
-            expect_rows(self.table, self.oracle, run.case, prompt, _answer(run, number))
-            for run in self.runs
-            for number, prompt in enumerate(run.case.prompts)
-        ]
-        for expected in self.expected:
-            judge_unpacking(self.result.findings, expected, self.table, options.without)
-        self._runners: dict[tuple[str, int], Runner] = {}
-        self._sources: dict[str, tuple[ModeSource, Table]] = {}
+        self.runs = [CaseRun(case, _golden_of(case, options.goldens)) for case in cases]
+        self.room = max((case.tokens for case in cases), default=1)
+        self._engine: Future[Engine] | None = None
+        self._right: Engine | None = None
+        self._needs_engine = any(run.case.generate for run in self.runs)
 
-    def check_goldens(self) -> None:
-        """Goldens are there, are of this file, and the file's rows are the recorded ones."""
-        if self.options.goldens is None:
-            return
-        self.tell("checking the goldens")
-        self.result.sha256 = model_digest(self.path)
+    def begin(self, loading: ThreadPoolExecutor) -> None:
+        """Load and compile in another thread, while rows are judged in this one."""
+        if self._needs_engine:
+            self._engine = loading.submit(self._load)
+
+    def _load(self) -> Engine:
+        self.report(f"loading weights for the {self.options.engine} engine")
+        engine = self._made(self.options.engine)
+        warm_up(engine, [run.case for run in self.runs])
+        return engine
+
+    def _made(self, name: str, **changes: Any) -> Engine:
+        settings = engine_settings(self.room, cache_dir=self.options.program_cache, **changes)
+        return load_engine(name, self.model, self.plain, settings)
+
+    def judge_rows(self, modes: Sequence[ModeSource], far: FarRows | None) -> None:
+        """Goldens against the file, then the rows of every mode."""
+        self.report("reading what the file holds, row by row")
+        rows = RANDOM_ROWS if self.options.goldens is not None else 0  # of a user's prompts, their own rows alone
+        expected = [expect_rows(self.table, random_rows(self.table, rows, 1), "random rows", 0)] if rows else []
+        by_prompt = []
         for run in self.runs:
-            story = self._golden_problem(run)
-            if story is not None:
-                self._note("golden file", run.case, "", story)
-            elif run.golden is not None:
-                self._check_digests(run, run.golden)
+            for number, prompt in enumerate(run.case.prompts):
+                ids = self.oracle.rows([*prompt.ids, *_answer(run, number)[:-1]])
+                by_prompt.append(expect_rows(self.table, ids.reshape(-1), prompt.name, self.oracle.heads, run.case.id))
+        for one in (*expected, *by_prompt):
+            judge_unpacking(self.result.findings, one, self.table, self.options.without)
+        if self.options.goldens is not None:
+            self.report("checking the goldens")
+            digest, findings = check_goldens(self.path, self.runs, by_prompt, self.config, self.options.goldens)
+            self.result.sha256 = self.result.sha256 or digest
+            self.result.findings += [one for one in findings if one.check not in self.options.without]
+        judge = RowJudge((*expected, *by_prompt), self.options.settings, self.options.without, self.report, far=far)
+        for source, verdict in zip(modes, self.result.modes, strict=True):
+            started = time.perf_counter()
+            table = self.table if source.path is None else copy_of_table(source.path, self.table)
+            judge.judge(verdict, source, table)
+            if source.path is not None:
+                self._judge_copy(verdict, source.path, table, np.concatenate([one.ids for one in judge.expected]))
+            verdict.wall_s += time.perf_counter() - started
 
-    def _golden_problem(self, run: CaseRun) -> str | None:
-        if (self.options.goldens or {}).get(run.case.id) is None:
-            return f"case {run.case.id} has no golden: {how_to_make(run.case.id)}"
-        if run.golden is None:
-            return f"case {run.case.id}: the golden's prompts are not the case's: {how_to_make(run.case.id)}"
-        if run.golden.model["sha256"] != self.result.sha256:
-            return (
-                f"case {run.case.id}: the golden is of a file with SHA-256 {run.golden.model['sha256']}, found "
-                f"{self.result.sha256}: the model was changed, or the golden is stale; {how_to_make(run.case.id)}"
+    def _judge_copy(self, verdict: ModeVerdict, path: Path, table: Table, ids: np.ndarray) -> None:
+        """What of a copy was looked at, and all of it where that was asked for."""
+        if not self.options.whole:
+            seen = int(np.unique(ids).size)
+            verdict.copy = (
+                f"{seen:,} of the {table.rows:,} rows of {path} were compared, {table.rows - seen:,} were not looked "
+                "at: --whole compares them all"
             )
-        missing = missing_probe(run.case, run.golden, self.config)
-        if missing is not None:
-            prompt, name, position = missing
-            return (
-                f"case {run.case.id}, prompt {prompt}: the golden has no {name} at position {position}, needed "
-                f"to judge {PLE} and {LOGITS}; {how_to_make(run.case.id)}"
-            )
-        return None
-
-    def _check_digests(self, run: CaseRun, golden: Golden) -> None:
-        for prompt in golden.prompts:
-            rows = self.oracle.rows([*prompt.ids, *prompt.generated[:-1]])
-            found = row_digests(self.table, rows, golden.chunk)
-            if found == prompt.row_digests:
-                continue
-            chunk = next(
-                (i for i, pair in enumerate(zip(found, prompt.row_digests, strict=False)) if pair[0] != pair[1]), 0
-            )
-            story = (
-                f"case {run.case.id}, prompt {prompt.name}: the rows of tokens {chunk * golden.chunk} to "
-                f"{(chunk + 1) * golden.chunk - 1} have another SHA-256 than recorded: the table's bytes, the hash "
-                f"constants or the golden were changed"
-            )
-            self._note("row digests", run.case, prompt.name, story)
             return
+        whole = compare_whole(table, self.table, self.report)
+        verdict.copy = f"{path}: {whole.message()}"
+        if whole.different and "packed rows" not in self.options.without:
+            verdict.findings.append(Finding("packed rows", "", "", whole.message(), whole.as_json()))
 
-    def _note(self, check: str, case: Case, prompt: str, story: str) -> None:
-        if check not in self.options.without:
-            self.result.findings.append(Finding(check, case.id, prompt, story, {}))
-
-    def judge(self, source: ModeSource) -> None:
-        """All levels of one mode."""
+    def judge_tokens(self, source: ModeSource, verdict: ModeVerdict) -> None:
+        """Tokens of the cases that this mode runs, and the variations where it is their mode."""
+        if self._engine is None or not verdict.effective:
+            return
         started = time.perf_counter()
-        verdict = ModeVerdict(source.name)
+        engine = self._engine.result()
+        mine = [r for r in self.runs if r.case.generate and (r.case.runs_in(source.mode) or source.path is not None)]
+        if READS_ROWS not in engine.abilities and verdict is not self.result.modes[0]:
+            mine = []  # it reads the table its own way: once is enough
         table = self.table if source.path is None else copy_of_table(source.path, self.table)
-        self._sources[source.name] = (source, table)
         try:
-            self._judge_opened(verdict, source, table)
-        except ModeCannotRun as refused:  # the other modes can be judged all the same
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a fallback was said when rows were judged
+                with open_rows(table, source.mode, self.options.settings) as reader:
+                    judge = TokenJudge(engine, self.oracle, self.options.without, self.report)
+                    for run in mine:
+                        judge.judge(verdict, reader, run)
+                        self._keep_margins(run)
+                    if source.mode == VARIED_MODE:
+                        VariationJudge(judge, reader, self._made).run(verdict, mine)
+                    verdict.add_counters(reader.totals)
+        except ModeCannotRun as refused:
             verdict.not_run = str(refused)
-        verdict.wall_s = time.perf_counter() - started
-        self.result.modes.append(verdict)
+        finally:
+            engine.reader = self.plain
+        verdict.wall_s += time.perf_counter() - started
 
-    def _judge_opened(self, verdict: ModeVerdict, source: ModeSource, table: Table) -> None:
-        door = CountingCalls(self.options.settings.syscall)
-        before = look(table, door)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a fallback is told in the verdict
-            with open_rows(table, source.mode, replace(self.options.settings, syscall=door)) as reader:
-                self.tell(f"{source.name}: rows")
-                opened = look(table, door)
-                spread = np.linspace(0, table.rows - 1, EVIDENCE_ROWS).astype(np.uint64)
-                with watching_madvise(door.advised):
-                    reader.gather(spread)
-                after = look(table, door)
-                for expected in self.expected:
-                    judge_rows(verdict, reader, expected, table, self.options.without)
-                self._judge_tokens(verdict, source, reader)
-                verdict.effective, verdict.fallback_reason = reader.effective_mode, reader.fallback_reason
-                verdict.counters = reader.totals.as_dict()
-        if verdict.effective != source.mode:
-            verdict.not_run = f"ran as {verdict.effective}: {verdict.fallback_reason}"
-        elif not (before and opened and after):
-            verdict.unseen = UNSEEN
-        else:
-            evidence = Evidence.between(source.mode, table, spread.tolist(), before, opened, after)
-            self._judge_evidence(verdict, evidence)
-
-    def _judge_evidence(self, verdict: ModeVerdict, evidence: Evidence) -> None:
-        verdict.evidence = evidence.as_dict()
-        problems = evidence.problems()
-        if problems and "mode evidence" not in self.options.without:
-            story = f"{verdict.name} does not read as {evidence.mode} does: {'; '.join(problems)}"
-            verdict.findings.append(Finding("mode evidence", "", "", story, {"evidence": verdict.evidence}))
-
-    def _judge_tokens(self, verdict: ModeVerdict, source: ModeSource, reader: RowReader) -> None:
-        for run in self.runs:
-            if not run.generate or not (run.case.runs_in(source.mode) or source.path is not None):
-                continue
-            runner = self._runner(self.options.engine, run.case, reader)
-            TokenJudge(runner, self.oracle, self.options.without, self.tell).judge(verdict, reader, run)
-            if run.expected is not None and run.case.id not in {line.case for line in self.result.margins}:
-                needed = run.golden.needed_margin if run.golden else None
-                self.result.margins += [
-                    MarginLine(run.case.id, prompt.name, answer.margins, needed)
-                    for prompt, answer in zip(run.case.prompts, run.expected, strict=True)
-                ]
-
-    def _runner(self, engine: str, case: Case, reader: RowReader) -> Runner:
-        """One engine for all cases of a chunk size: its room is that of the longest of them."""
-        key = (engine, case.chunk)
-        if key not in self._runners:
-            self.tell(f"loading weights for the {engine} engine")
-            room = max(run.case.tokens for run in self.runs if run.case.chunk == case.chunk)
-            cache = self.options.program_cache
-            self._runners[key] = make_runner(engine, self.model, reader, room, case.chunk, cache)
-        return self._runners[key]
-
-    def tell_stories(self) -> None:
-        """For every mode that differs above the rows: where its values first leave the bound."""
-        if self.options.engine == "reference":
+    def _keep_margins(self, run: CaseRun) -> None:
+        if run.expected is None or run.case.id in {line.case for line in self.result.margins}:
             return
-        for verdict in self.result.modes:
-            finding = next((f for f in verdict.ordered if f.level in (PLE, LOGITS, TOKENS)), None)
-            if finding is not None:
-                index = verdict.findings.index(finding)
-                verdict.findings[index] = self._with_place(finding, verdict.name)
+        needed = run.golden.needed_margin if run.golden else None
+        self.result.margins += [
+            MarginLine(run.case.id, prompt.name, answer.margins, needed)
+            for prompt, answer in zip(run.case.prompts, run.expected, strict=True)
+        ]
 
-    def _with_place(self, finding: Finding, mode: str) -> Finding:
-        if self.model.size_bytes > STORY_BYTES:
-            size = f"{self.model.size_bytes / 2**30:.1f} GiB, more than the {STORY_BYTES / 2**30:.0f} GiB"
+    def add_places(self, modes: Sequence[ModeSource]) -> None:
+        """For every mode that differs above the rows: where its values first leave the bound."""
+        mine = {run.case.id for run in self.runs}
+        for source, verdict in zip(modes, self.result.modes, strict=True):
+            levels = (PLE, LOGITS, TOKENS)
+            finding = next((f for f in verdict.ordered if f.level in levels), None)
+            if finding is not None and finding.case in mine and self.options.engine != "reference":
+                verdict.findings[verdict.findings.index(finding)] = self._with_place(finding, source)
+
+    def _with_place(self, finding: Finding, source: ModeSource) -> Finding:
+        if self.model.size_bytes > PLACE_BYTES:
+            size = f"{self.model.size_bytes / 2**30:.1f} GiB, more than the {PLACE_BYTES / 2**30:.0f} GiB"
             return without_place(finding, f"the model has {size} that the reference is loaded for")
         run = next(run for run in self.runs if run.case.id == finding.case)
         number = next(n for n, prompt in enumerate(run.case.prompts) if prompt.name == finding.prompt)
         ids = [*run.case.prompts[number].ids, *_answer(run, number)[:-1]]
-        source, table = self._sources[mode]
-        self.tell(f"{mode}: looking for the first tensor outside the bound")
+        table = self.table if source.path is None else copy_of_table(source.path, self.table)
+        self.report(f"{source.name}: looking for the first tensor outside the bound")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 with open_rows(table, source.mode, self.options.settings) as reader:
-                    mine = self._runner(self.options.engine, run.case, reader)
-                    right = self._runner("reference", run.case, self.plain)
-                    # An engine made for an earlier mode still has that mode's reader, which is closed.
-                    mine.reader, right.reader = reader, self.plain
-                    return with_place(finding, mine, right, ids, run.case.bound)
+                    assert self._engine is not None
+                    mine, self._right = self._engine.result(), self._right or self._made("reference")
+                    mine.reader = reader
+                    return with_place(finding, mine, self._right, ids, run.case.bound)
         except InputError as error:
             return without_place(finding, error)
 
     def close(self) -> None:
         """Release the engines."""
-        for runner in self._runners.values():
-            runner.close()
+        if self._engine is not None and self._engine.exception() is None:
+            self._engine.result().close()
+        if self._right is not None:
+            self._right.close()
 
 
 def _golden_of(case: Case, goldens: Mapping[str, Golden | None] | None) -> Golden | None:
@@ -288,4 +290,4 @@ def _golden_of(case: Case, goldens: Mapping[str, Golden | None] | None) -> Golde
 
 
 def _answer(run: CaseRun, number: int) -> tuple[int, ...]:
-    return run.golden.prompts[number].generated[: run.generate] if run.golden is not None else ()
+    return run.golden.prompts[number].generated[: run.case.generate] if run.golden is not None else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fast.rows import GatherCounters
 from harness.cases.case import LOGITS, PLE, ROWS, TOKENS, Case
 from harness.gate.checks import CONTROL, GOLDEN, ORDER, Finding
 
@@ -16,7 +17,8 @@ class ModeVerdict:
     """What the gate found of one mode.
 
     effective: the mode that really ran, empty where none did. evidence: what the kernel saw of it; unseen: why that
-    could not be asked.
+    could not be asked. timed: counters of the first batch, `cold` where it was, and `warm`; not_cold: why it was not.
+    copy: what of another file was compared.
     """
 
     name: str
@@ -32,6 +34,16 @@ class ModeVerdict:
     evidence: dict[str, Any] | None = None
     wall_s: float = 0.0
     unseen: str | None = None
+    timed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    not_cold: str | None = None
+    cold_required: bool = False
+    copy: str | None = None
+    totals: GatherCounters = field(default_factory=lambda: GatherCounters(service_s=0.0), repr=False)
+
+    def add_counters(self, counters: GatherCounters) -> None:
+        """Add what a reader counted of itself."""
+        self.totals.add(counters)
+        self.counters = self.totals.as_dict()
 
     @property
     def controls(self) -> list[Finding]:
@@ -67,7 +79,7 @@ class ModeVerdict:
     @property
     def notes(self) -> list[str]:
         """What is to be known of the verdict, whatever it is."""
-        return [note for note in (self.not_run, self.unseen) if note]
+        return [note for note in (self.not_run, self.unseen, self.copy) if note]
 
     def compared(self, level: str) -> int:
         """How much was compared at that level: rows, recorded intermediates of the PLE layer and above it, tokens."""
@@ -107,6 +119,7 @@ class GateResult:
     margins: list[MarginLine] = field(default_factory=list)
     repeat: str = "plegate gate"
     wall_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:

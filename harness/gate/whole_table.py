@@ -38,7 +38,7 @@ class WholeTable:
     original: str = ""
     original_offset_bytes: int = -1
 
-    def story(self) -> str:
+    def message(self) -> str:
         """One sentence: how many rows were compared and, where some differ, the first one with its place and bytes."""
         if not self.different:
             return f"whole tables compared: all {self.rows:,} rows equal"
@@ -50,23 +50,23 @@ class WholeTable:
 
     def as_json(self) -> dict[str, Any]:
         """As plain values."""
-        return {"story": self.story(), **asdict(self)}
+        return {"message": self.message(), **asdict(self)}
 
 
-def compare_whole(own: Table, original: Table, tell: Callable[[str], None]) -> WholeTable:
+def compare_whole(own: Table, original: Table, report: Callable[[str], None]) -> WholeTable:
     """Compare two tables of the same type and shape from the first byte to the last.
 
     Raises: InputError for a file that has become shorter since it was opened.
     """
-    different, first, told = 0, None, -1
+    different, first, reported = 0, None, -1
     block_rows = max(1, BLOCK_BYTES // own.row_bytes)
     for start, mine, right in zip(
         range(0, own.rows, block_rows), _blocks(own, block_rows), _blocks(original, block_rows), strict=True
     ):
         percent = 100 * start // own.rows
-        if percent != told:
-            tell(f"whole tables: {percent}%")
-            told = percent
+        if percent != reported:
+            report(f"whole tables: {percent}%")
+            reported = percent
         if np.array_equal(mine, right):
             continue
         unequal = mine != right

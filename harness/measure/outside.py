@@ -9,8 +9,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from harness.engines.llama_cpp import LlamaServer, find_server
-from harness.engines.transformers_engine import TransformersEngine
+from harness.engines.llama_server import LlamaServer, find_server
+from harness.engines.transformers import TransformersEngine
 from harness.errors import CannotRun
 from harness.measure.arms import Arm
 from harness.measure.process import ProcessFailed

@@ -162,7 +162,7 @@ def gate_as_junit(result: GateResult) -> str:
 def _test(name: str, found: list[Finding], skipped: str | None = None) -> Test:
     if not found:
         return Test(name, skipped=skipped)
-    return Test(name, (found[0].check, [f"{finding.check}: {finding.story}" for finding in found]))
+    return Test(name, (found[0].check, [f"{finding.check}: {finding.message}" for finding in found]))
 
 
 def _about_goldens(result: GateResult) -> list[Test]:

@@ -12,11 +12,12 @@ from harness.cases.case import LEVELS, Case
 from harness.cases.registry import cases
 from harness.environment import environment
 from harness.gate.checks import CHECKS, Finding
+from harness.gate.golden_check import GoldenCheck
 from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY, GateResult, ModeVerdict
 from harness.pages.numbers import count
 from harness.pages.tables import Column, print_line, print_table, text_column
 
-SCHEMA = "plegate.gate/1"
+SCHEMA = "plegate.gate/2"
 COLUMNS = (
     text_column("mode"),
     *(Column(name, leave_out=place) for place, name in enumerate(LEVELS, 1)),
@@ -29,9 +30,11 @@ def print_gate(result: GateResult) -> None:
     """One line for each mode, the details of every difference, and the verdict."""
     print_line(result.model)
     print_line(described(result))
+    for note in result.notes:
+        print_line(note)
     print_table(COLUMNS, [cells(mode) for mode in result.modes])
     for finding in result.findings:
-        print_line(f"{finding.level}: {finding.story}")
+        print_line(f"{finding.level}: {finding.message}")
     for mode in result.modes:
         for line in details(mode):
             print_line(f"{mode.name}: {line}")
@@ -69,7 +72,7 @@ def cells(mode: ModeVerdict) -> list[str]:
 
 def details(mode: ModeVerdict) -> list[str]:
     """What is to be said of a mode beyond its line in the table, the cause before its consequences."""
-    return [f"{finding.level}: {finding.story}" for finding in mode.ordered] + mode.notes
+    return [f"{finding.level}: {finding.message}" for finding in mode.ordered] + mode.notes
 
 
 def summary(result: GateResult) -> str:
@@ -133,6 +136,7 @@ def gate_as_json(result: GateResult) -> dict[str, Any]:
         "findings": [_finding(finding) for finding in result.findings],
         "modes": [_mode(mode) for mode in result.modes],
         "margins": [asdict(line) for line in result.margins],
+        "notes": result.notes,
         "environment": environment(),
     }
 
@@ -153,10 +157,11 @@ def _mode(mode: ModeVerdict) -> dict[str, Any]:
         "tokens_compared": mode.tokens_compared,
         "row_difference": _detail(mode, "packed rows"),
         "token_difference": _detail(mode, "tokens"),
-        "control": [finding.story for finding in mode.controls],
+        "control": [finding.message for finding in mode.controls],
         "findings": [_finding(finding) for finding in mode.ordered],
         "not_run": mode.not_run,
         "unseen": mode.unseen,
+        "copy": mode.copy,
         "fallback_reason": mode.fallback_reason,
         "counters": mode.counters,
         "evidence": mode.evidence,
@@ -190,3 +195,18 @@ def print_cases() -> None:
 def case_tokens(case: Case) -> int:
     """Tokens of all prompts and answers."""
     return sum(len(prompt.ids) + case.generate for prompt in case.prompts)
+
+
+def print_check(check: GoldenCheck) -> None:
+    """A line for each case, the detail of every difference, and the verdict."""
+    rows = [(case.id, case.model, check.verdict(case)) for case in check.cases]
+    print_table([text_column("case"), text_column("model", 0), text_column("verdict")], rows, title="goldens")
+    for model, reason in check.missing.items():
+        print_line(f"{model}: {reason}")
+    for finding in check.findings:
+        print_line(f"{finding.level}: {finding.message}")
+    for mode in check.result.modes if check.result is not None else ():
+        for note in mode.notes:
+            print_line(f"{mode.name}: {note}")
+    equal = sum(verdict == EQUAL for *_, verdict in rows)
+    print_line(f"verdict: {equal} of {len(rows)} cases answer as recorded.")

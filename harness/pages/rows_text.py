@@ -6,13 +6,12 @@ from typing import Any
 
 from fast.rows.syscalls import PAGE_BYTES
 from harness.environment import environment
-from harness.gate.compare import as_json as difference_as_json
-from harness.gate.table import ModeRows, RowsResult
-from harness.gate.verdicts import EQUAL
+from harness.gate.rows_only import RowsResult
+from harness.gate.verdicts import EQUAL, ModeVerdict
 from harness.pages.numbers import byte_size, count, short
 from harness.pages.tables import Column, Row, print_line, print_table, text_column
 
-SCHEMA = "plegate.rows/1"
+SCHEMA = "plegate.rows/2"
 COLUMNS = (
     text_column("mode"),
     Column("cold\nrows/s", 5),
@@ -34,6 +33,8 @@ def print_rows(result: RowsResult) -> None:
     for note in result.notes:
         print_line(note)
     print_table(COLUMNS, [_cells(mode) for mode in result.modes])
+    for finding in result.findings:
+        print_line(f"{finding.level}: {finding.message}")
     for mode in result.modes:
         for line in details(mode):
             print_line(f"{mode.name}: {line}")
@@ -42,8 +43,8 @@ def print_rows(result: RowsResult) -> None:
     print_line(f"{equal} of {len(result.modes)} modes give the rows{against} byte for byte; {result.coverage}")
 
 
-def _cells(mode: ModeRows) -> Row:
-    cold, warm = mode.counters.get("cold"), mode.counters.get("warm")
+def _cells(mode: ModeVerdict) -> Row:
+    cold, warm = mode.timed.get("cold"), mode.timed.get("warm")
     shown = cold or warm or {}
     device = cold and cold["bytes_device"]
     over_read = None if not cold or device is None else device / (cold["pages_unique"] * PAGE_BYTES)
@@ -58,17 +59,15 @@ def _cells(mode: ModeRows) -> Row:
     ]
 
 
-def details(mode: ModeRows) -> list[str]:
+def details(mode: ModeVerdict) -> list[str]:
     """What a person must know of a mode beside its line in the table."""
-    lines = [mode.control] if mode.control else []
-    if mode.difference:
-        lines.append(mode.difference.story())
-        lines.append(f"row {mode.difference.row}: found    {mode.difference.found_row}")
-        lines.append(f"row {mode.difference.row}: expected {mode.difference.expected_row}")
-    if mode.not_run:
-        lines.append(mode.not_run)
-    if mode.fallback_reason:
-        lines.append(f"ran as {mode.effective}: {mode.fallback_reason}")
+    lines = []
+    for finding in mode.ordered:
+        lines.append(f"{finding.level}: {finding.message}")
+        if "found_row" in finding.detail:
+            lines.append(f"row {finding.detail['row']}: found    {finding.detail['found_row']}")
+            lines.append(f"row {finding.detail['row']}: expected {finding.detail['expected_row']}")
+    lines += mode.notes
     if mode.not_cold and mode.cold_required:
         lines.append(f"not cold: {mode.not_cold}")
     return lines
@@ -98,6 +97,7 @@ def rows_as_json(result: RowsResult) -> dict[str, Any]:
         "notes": result.notes,
         "rows_sampled": result.rows_sampled,
         "whole_table": result.whole.as_json() if result.whole else None,
+        "findings": [{"level": finding.level, **vars(finding)} for finding in result.findings],
         "modes": [
             {
                 "name": mode.name,
@@ -106,10 +106,11 @@ def rows_as_json(result: RowsResult) -> dict[str, Any]:
                 "fallback_reason": mode.fallback_reason,
                 "not_run": mode.not_run,
                 "rows_compared": mode.rows_compared,
-                "difference": difference_as_json(mode.difference),
+                "findings": [{"level": finding.level, **vars(finding)} for finding in mode.ordered],
                 "control": mode.control,
                 "not_cold": mode.not_cold,
-                "counters": mode.counters,
+                "counters": mode.timed,
+                "evidence": mode.evidence,
             }
             for mode in result.modes
         ],

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from harness.answers.store import golden_folder, read_golden
-from harness.engines.llama_cpp import LlamaServer, find_server
-from harness.engines.transformers_engine import VARIABLE, TransformersEngine
+from harness.engines.llama_server import LlamaServer, find_server
+from harness.engines.transformers import VARIABLE, TransformersEngine
 from harness.errors import CannotRun
 from harness.synth import ensure_model
 from tests.fast.engines import LOGIT_BOUND, answers, find, shared, worst_error

@@ -11,7 +11,9 @@ import pytest
 from fast.engine import step
 from fast.engine.settings import EngineSettings, plan_for
 from fast.rows import RowReader
-from harness.engines.runner import FastRunner, make_runner
+from harness.engines.fast import FastAdapter
+from harness.engines.settings import engine_settings
+from harness.engines.table import load_engine
 from model_file.errors import InputError
 from model_file.gguf_file import open_gguf
 from tests.fast.engines import find, opened, shared
@@ -52,10 +54,10 @@ def test_programs_are_shared_by_engines_of_equal_shapes() -> None:
 def test_another_precision_is_another_program_and_never_the_gates(precision: str) -> None:
     with opened("tiny", chunk=16, precision=precision) as engine:
         with open_gguf(find("tiny.gguf")) as model:
-            runner = make_runner("fast", model, cast(RowReader, engine.reader), room=64)
-            assert isinstance(runner, FastRunner)
-            assert runner.engine.plan.precision == "highest" != engine.plan.precision == precision
-            runner.close()
+            reader = cast(RowReader, engine.reader)
+            with load_engine("fast", model, reader, engine_settings(64, cache_dir=None)) as judged:
+                assert isinstance(judged, FastAdapter)
+                assert judged.inner.plan.precision == "highest" != engine.plan.precision == precision
         assert engine.new_sequence().feed([1, 2, 3], last_only=True).shape == (engine.config.vocab,)
 
 

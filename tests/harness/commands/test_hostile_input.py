@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from fast.engine.settings import EngineSettings
 from fast.rows import locate_table
 from fast.rows.dequantize import UNPACKERS
+from harness import oracle
 from harness.cases.prompts import read_token_file
 from harness.cli import app
-from harness.gate import compare, whole_table
+from harness.gate import whole_table
 from harness.gate.batches import random_rows
 from model_file.errors import InputError
 from model_file.gguf_file import open_gguf
@@ -223,7 +224,7 @@ def test_inspect_says_that_a_table_of_another_shape_is_none(tmp_path: Path, shap
 
 
 def test_types_that_the_gate_takes_are_those_with_an_unpacker() -> None:
-    assert set(compare.TABLE_TYPES) == set(UNPACKERS)
+    assert set(oracle.TABLE_TYPES) == set(UNPACKERS)
 
 
 def test_a_split_count_that_is_no_number_is_refused(tiny_quant: Path, tmp_path: Path) -> None:

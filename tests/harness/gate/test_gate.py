@@ -22,6 +22,7 @@ from harness.answers.store import read_golden
 from harness.cases.case import parse_modes
 from harness.cases.registry import case_by_id
 from harness.cli import app
+from harness.gate import rows
 from harness.gate import run as gate
 from harness.gate.evidence import _EXPECTED
 from harness.pages.gate_text import summary
@@ -188,8 +189,8 @@ def test_gate_reports_a_mode_that_fell_back(prompt_file: Path, monkeypatch: pyte
         return syscalls.call(name, *arguments)
 
     settings = dataclasses.replace(RowSettings(), syscall=no_io_uring)
-    real = gate.open_rows
-    monkeypatch.setattr(gate, "open_rows", lambda table, mode, _: real(table, mode, settings))
+    real = rows.open_rows
+    monkeypatch.setattr(rows, "open_rows", lambda table, mode, _: real(table, mode, settings))
     code, output = run(TINY_QUANT, "--tokens", prompt_file, "--mode", "resident", "--mode", "uring", "--generate", 0)
     assert code == 3, output
     assert "verdict: incomplete. 1 of 2 modes equal, 1 not run" in output
@@ -222,7 +223,7 @@ def test_gate_fails_on_missing_golden() -> None:
     result = gate.run_gate(TINY_QUANT, [case], parse_modes(["resident"]), options)
     assert result.exit_code == 1
     assert [finding.check for finding in result.findings] == ["golden file"]
-    assert "has no golden: make it with `plegate golden record tiny-quant`" in result.findings[0].story
+    assert "has no golden: make it with `plegate golden record tiny-quant`" in result.findings[0].message
     assert summary(result).startswith("verdict: different")
 
 
@@ -248,7 +249,7 @@ def test_interrupted_gate_leaves_results_as_they_were(prompt_file: Path, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["--case", "nowhere"], "expected one of nano-texts"),
+        (["--case", "nowhere"], "expected one of pico-texts"),
         (["--case", "tiny", "--case", "tiny-quant"], "found cases of different models"),
         (["--case", "tiny", "--generate", "3"], "expected one or the other"),
     ],

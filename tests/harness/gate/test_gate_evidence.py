@@ -16,6 +16,7 @@ from fast.rows.prefetch import Adviser
 from harness.cases.case import parse_modes
 from harness.cases.registry import case_by_id
 from harness.cli import app
+from harness.gate import rows
 from harness.gate import run as gate
 from harness.gate.advice import taken_ranges
 from tests.conftest import FIXTURES
@@ -49,7 +50,7 @@ def test_prefetch_that_advises_nothing_is_different(monkeypatch: pytest.MonkeyPa
     found = _prefetch_evidence(_refusing("process_madvise"))
     assert found.verdict == "different"
     assert found.evidence is not None
-    assert f"0 of {found.evidence['pages']} pages were advised" in found.findings[0].story
+    assert f"0 of {found.evidence['pages']} pages were advised" in found.findings[0].message
 
 
 @pytest.mark.parametrize("refused", [(), ("pidfd_open",)])
@@ -61,7 +62,7 @@ def test_prefetch_that_advises_one_range_of_many_is_different(
     found = _prefetch_evidence(_refusing(*refused))
     assert found.verdict == "different"
     assert found.findings[0].check == "mode evidence"
-    assert "pages were advised before they were touched, expected all" in found.findings[0].story
+    assert "pages were advised before they were touched, expected all" in found.findings[0].message
 
 
 def test_advice_of_another_kind_or_cut_short_is_not_counted() -> None:
@@ -76,7 +77,7 @@ def test_advice_of_another_kind_or_cut_short_is_not_counted() -> None:
 
 def test_gate_says_where_reading_cannot_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without /proc nothing is known of the way: the verdict, the mode's line and the reports say so."""
-    monkeypatch.setattr(gate, "look", lambda *_: None)
+    monkeypatch.setattr(rows, "look", lambda *_: None)
     out, junit, prompt = (tmp_path / name for name in ("result.json", "result.xml", "prompt.json"))
     prompt.write_text("[226, 320, 456]")
     arguments = [TINY_QUANT, "--tokens", prompt, "--mode", "prefetch", "--generate", 0, "--json", out, "--junit", junit]

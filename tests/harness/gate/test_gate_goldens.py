@@ -9,14 +9,15 @@ from collections.abc import Callable
 import pytest
 
 from fast.rows import RowSettings, syscalls
-from harness.answers.check import ModelCheck, print_checks
 from harness.answers.record import Golden, Probe
 from harness.answers.store import read_golden
 from harness.cases.case import ROWS, TOKENS, parse_modes
 from harness.cases.registry import case_by_id
-from harness.gate import choice
+from harness.gate import choice, rows
 from harness.gate import run as gate
+from harness.gate.golden_check import GoldenCheck
 from harness.gate.verdicts import GateResult
+from harness.pages.gate_text import print_check
 from tests.conftest import FIXTURES
 
 TINY = FIXTURES / "tiny.gguf"
@@ -56,7 +57,7 @@ def test_gate_fails_on_a_golden_without_intermediates(keep: Callable[[Probe], bo
     result = _judged(_with_probes(golden, number, keep))
     assert result.exit_code == 1
     assert [finding.check for finding in result.findings] == ["golden file"]
-    assert missing in result.findings[0].story
+    assert missing in result.findings[0].message
     assert _judged(golden).findings == []
     assert _judged(_with_probes(golden, number, keep), levels=(ROWS, TOKENS)).findings == []
 
@@ -67,7 +68,7 @@ def test_gate_fails_on_a_golden_of_fewer_or_more_prompts(count: int) -> None:
     prompts = (*golden.prompts, dataclasses.replace(golden.prompts[0], name="more"))[:count]
     result = _judged(dataclasses.replace(golden, prompts=prompts))
     assert result.exit_code == 1
-    assert "the golden's prompts are not the case's" in result.findings[0].story
+    assert "the golden's prompts are not the case's" in result.findings[0].message
     assert result.modes[0].verdict == "equal"
 
 
@@ -76,7 +77,10 @@ def test_golden_is_cut_to_the_case_for_the_short_form_only(monkeypatch: pytest.M
     golden = _recorded()
     more = dataclasses.replace(golden, prompts=(*golden.prompts, golden.prompts[0]))
     monkeypatch.setattr(choice, "read_golden", lambda _: more)
-    _, cases, options = choice.choose(TINY, ["tiny"], ([], [], []), None, "fast", quick, None, lambda _: None)
+    asked = gate.GateOptions()
+    ((_, cases),), options = choice.choose(
+        TINY, ["tiny"], ([], [], []), None, quick, None, False, asked, lambda _: None
+    )
     assert options.goldens is not None
     chosen = options.goldens["tiny"]
     assert chosen is not None
@@ -90,23 +94,23 @@ def test_golden_check_says_that_a_mode_did_not_run(
     refusing = RowSettings(
         syscall=lambda name, *rest: -errno.ENOSYS if name == "io_uring_setup" else syscalls.call(name, *rest)
     )
-    real = gate.open_rows
-    monkeypatch.setattr(gate, "open_rows", lambda table, mode, _: real(table, mode, refusing))
+    real = rows.open_rows
+    monkeypatch.setattr(rows, "open_rows", lambda table, mode, _: real(table, mode, refusing))
     result = gate.run_gate(
         TINY, [dataclasses.replace(case_by_id("tiny"), generate=0)], parse_modes(["uring"]), gate.GateOptions()
     )
-    check = ModelCheck("tiny", tuple(result.cases), result)
-    print_checks([check])
-    shown = capsys.readouterr().out
+    check = GoldenCheck(result.cases, result)
+    print_check(check)
+    shown = " ".join(capsys.readouterr().out.split())
     assert check.exit_code == 3
-    assert "│ tiny │ tiny  │ not run │" in shown
-    assert "tiny: uring: ran as direct" in shown
+    assert "tiny tiny not run" in shown
+    assert "uring: ran as direct" in shown
     assert "verdict: 0 of 1 cases answer as recorded." in shown
 
 
 def test_golden_check_says_that_a_case_is_different(capsys: pytest.CaptureFixture[str]) -> None:
     result = _judged(dataclasses.replace(_recorded(), model={**_recorded().model, "sha256": "0" * 64}))
-    print_checks([ModelCheck("tiny", tuple(result.cases), result)])
-    assert "│ tiny │ tiny  │ different │" in capsys.readouterr().out
-    print_checks([ModelCheck("tiny", tuple(result.cases), _judged(_recorded()))])
-    assert "│ tiny │ tiny  │ equal   │" in capsys.readouterr().out
+    print_check(GoldenCheck(result.cases, result))
+    assert "tiny tiny different" in " ".join(capsys.readouterr().out.split())
+    print_check(GoldenCheck(result.cases, _judged(_recorded())))
+    assert "tiny tiny equal" in " ".join(capsys.readouterr().out.split())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from harness.engines.llama_cpp import Completion
+from harness.engines.llama_server import Completion
 from harness.measure import outside
 from harness.measure.arms import parse_arm
 from harness.measure.caveats import caveats

@@ -49,7 +49,7 @@ def test_json_validates(name: str) -> None:
     [
         (lambda c: c.pop("verdict"), "verdict"),
         (lambda c: c.update(exit_code=2), "exit_code"),
-        (lambda c: c.update(schema="plegate.gate/2"), "schema"),
+        (lambda c: c.update(schema="plegate.gate/3"), "schema"),
         (lambda c: c["modes"][0].update(verdict="fine"), "modes"),
         (lambda c: c["modes"][1]["findings"][0].update(level="bytes"), "modes"),
         (lambda c: c["cases"][0].update(reason=""), "cases"),

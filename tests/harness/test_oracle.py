@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.runner import RecordedChunk
-from harness.gate.oracle import HashOracle
-from harness.gate.story import first_place
+from harness.engines import recorded
+from harness.gate.place import first_place
+from harness.oracle import HashOracle
 from model_file.hash_constants import HashConstants
 from reference import ngram
 
@@ -49,22 +49,25 @@ def test_oracle_and_hash_agree(tokens: list[int], multipliers: list[int]) -> Non
 
 
 class _Recorded:
-    """A runner whose recorded values are given: [t, 3] for each name, in chunks of a size."""
+    """An engine whose recorded values are given: [t, 3] for each name."""
 
-    def __init__(self, values: dict[str, np.ndarray], chunk: int) -> None:
-        self.values, self.chunk = values, chunk
+    def __init__(self, values: dict[str, np.ndarray]) -> None:
+        self.values, self.at = values, 0
 
-    def record(self, ids: Sequence[int]) -> Iterator[RecordedChunk]:
-        for start in range(0, len(ids), self.chunk):
-            part = slice(start, start + self.chunk)
-            named: dict[str, Any] = {name: value[part] for name, value in self.values.items() if name != "logits"}
-            yield RecordedChunk(start, self.values["logits"][part], named)
+    def new_sequence(self) -> _Recorded:
+        return _Recorded(self.values)
+
+    def record(self, ids: Sequence[int]) -> tuple[Any, dict[str, Any]]:
+        part = slice(self.at, self.at + len(ids))
+        self.at += len(ids)
+        named: dict[str, Any] = {name: value[part] for name, value in self.values.items() if name != "logits"}
+        return self.values["logits"][part], named
 
 
 NAMES = ("blk.0.mixer", "blk.0.experts", "blk.0.streams", "blk.1.ple", "blk.1.mixer", "blk.10.streams", "logits")
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 4])
+@pytest.mark.parametrize("piece", [1, 2, 4])
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
@@ -76,14 +79,15 @@ NAMES = ("blk.0.mixer", "blk.0.experts", "blk.0.streams", "blk.1.ple", "blk.1.mi
     ],
 )
 def test_first_place_is_the_first_cause(
-    chunk: int, changed: list[tuple[str, int]], expected: tuple[str, int] | None
+    monkeypatch: pytest.MonkeyPatch, piece: int, changed: list[tuple[str, int]], expected: tuple[str, int] | None
 ) -> None:
+    monkeypatch.setattr(recorded, "PIECE", piece)
     rng = np.random.default_rng(3)
     right = {name: rng.normal(size=(8, 3)) for name in reversed(NAMES)}
     found = {name: value + 1e-7 for name, value in right.items()}
     for name, position in changed:
         found[name][position, 1] += 0.5
-    place = first_place(_Recorded(found, 4), _Recorded(right, chunk), range(8), 1e-3)  # type: ignore[arg-type]
+    place = first_place(_Recorded(found), _Recorded(right), range(8), 1e-3)  # type: ignore[arg-type]
     assert (None if place is None else (place.tensor, place.position)) == expected
 
 
@@ -91,6 +95,6 @@ def test_first_place_sees_values_that_are_no_numbers() -> None:
     right = {name: np.ones((4, 3)) for name in NAMES}
     found = {name: value.copy() for name, value in right.items()}
     found["blk.1.mixer"][2, 0] = np.nan
-    place = first_place(_Recorded(found, 4), _Recorded(right, 4), range(4), 1e-3)  # type: ignore[arg-type]
+    place = first_place(_Recorded(found), _Recorded(right), range(4), 1e-3)  # type: ignore[arg-type]
     assert place is not None
     assert (place.tensor, place.position) == ("blk.1.mixer", 2)

@@ -14,13 +14,19 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from fast.engine.settings import EngineSettings
+from fast.rows import RowReader
+from harness.engines.by_request import RequestEngine
+from harness.engines.protocol import Float32
 from harness.errors import CannotRun
 from harness.supervise import dying_with_us
+from model_file.config import config_from
+from model_file.gguf_file import GgufFile
 
 VARIABLE = "PLEGATE_LLAMA_SERVER"
 START_LIMIT_S = 300.0
@@ -35,6 +41,8 @@ class Completion:
     prompt_tokens: int
     prompt_s: float
     decode_s: float
+    margins: list[float] = field(default_factory=list)  # it tells none
+    logits: Float32 | None = None
 
     @property
     def decode_tokens(self) -> int:
@@ -177,3 +185,15 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def load(model: GgufFile, _: RowReader, settings: EngineSettings) -> RequestEngine:
+    """A server over the model's file, keys and values in float32, on every core; it reads the table its own way."""
+    threads = os.cpu_count() or 1
+    server = LlamaServer(find_server(), model.paths[0], settings.context, threads, cache_type="f32")
+
+    def complete(ids: Sequence[int], count: int, with_logits: bool) -> Completion:
+        assert not with_logits
+        return server.complete(ids, count)
+
+    return RequestEngine("llama-server", config_from(model), complete, server.close)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.engines.runner import RecordedChunk
+from harness.cases.case import ModeSource
+from harness.gate import place
 from harness.gate import run as gate
-from harness.gate import story
 from harness.gate.checks import Finding
 from model_file.gguf_file import open_gguf
 from tests.conftest import larger_fixture
@@ -40,7 +41,7 @@ case = replace(whole, modes=None, prompts=whole.prompts[:1], generate=1, repeats
 options = gate.GateOptions(goldens={case.id: replace(golden, prompts=golden.prompts[:1])})
 
 
-def stories(*modes):
+def found_in(*modes):
     result = gate.run_gate(model_path(case.id), [case], parse_modes(modes), options)
     return [next(f for f in mode.ordered if f.check == "logits") for mode in result.modes]
 
@@ -49,11 +50,11 @@ def refuse(*_):
     raise InputError("nothing can be read today")
 
 
-found = {"places": [[f.story, f.detail.get("first_tensor")] for f in stories("mmap", "direct")]}
+found = {"places": [[f.message, f.detail.get("first_tensor")] for f in found_in("mmap", "direct")]}
 gate.with_place = refuse
-found["refused"] = stories("mmap")[0].story
-gate.STORY_BYTES = model_path(case.id).stat().st_size - 1
-found["large"] = stories("mmap")[0].story
+found["refused"] = found_in("mmap")[0].message
+gate.PLACE_BYTES = model_path(case.id).stat().st_size - 1
+found["large"] = found_in("mmap")[0].message
 print(json.dumps(found))
 """
 
@@ -73,8 +74,11 @@ def test_the_place_is_found_for_every_mode_that_differs() -> None:
 
 
 class _Ones:
-    def record(self, ids: Sequence[int]) -> Iterator[RecordedChunk]:
-        yield RecordedChunk(0, np.ones((len(ids), 3), np.float32), {})
+    def new_sequence(self) -> _Ones:
+        return self
+
+    def record(self, ids: Sequence[int]) -> tuple[Any, dict[str, Any]]:
+        return np.ones((len(ids), 3), np.float32), {}
 
 
 @pytest.mark.parametrize(
@@ -84,10 +88,10 @@ class _Ones:
         (9, "of the first 6 of the 9 tokens of prompt and answer, which are all that was looked through, are inside"),
     ],
 )
-def test_a_story_says_how_far_was_looked(monkeypatch: pytest.MonkeyPatch, tokens: int, seen: str) -> None:
-    monkeypatch.setattr(story, "MAX_TOKENS", 6)
-    found = story.with_place(FINDING, _Ones(), _Ones(), range(tokens), 1e-3)  # type: ignore[arg-type]
-    assert seen in found.story
+def test_a_message_says_how_far_was_looked(monkeypatch: pytest.MonkeyPatch, tokens: int, seen: str) -> None:
+    monkeypatch.setattr(place, "MAX_TOKENS", 6)
+    found = place.with_place(FINDING, _Ones(), _Ones(), range(tokens), 1e-3)  # type: ignore[arg-type]
+    assert seen in found.message
     assert found.detail == FINDING.detail
 
 
@@ -95,7 +99,7 @@ def test_every_shard_counts_as_the_model(monkeypatch: pytest.MonkeyPatch) -> Non
     """A model of many small shards is not loaded twice either."""
     shards = sorted(larger_fixture("split").glob("*.gguf"))
     sizes = [shard.stat().st_size for shard in shards]
-    monkeypatch.setattr(gate, "STORY_BYTES", max(sizes))
+    monkeypatch.setattr(gate, "PLACE_BYTES", max(sizes))
     with open_gguf(shards[0]) as model:
-        found = gate._Gate._with_place(SimpleNamespace(model=model), FINDING, "mmap")  # type: ignore[arg-type]
-    assert "was not looked for: the model has" in found.story
+        found = gate._Model._with_place(SimpleNamespace(model=model), FINDING, ModeSource("mmap"))  # type: ignore[arg-type]
+    assert "was not looked for: the model has" in found.message

@@ -13,10 +13,10 @@ from fast.rows import RowReader, locate_table, open_rows
 from harness.answers.produce import fixture_answers
 from harness.answers.store import read_golden
 from harness.cases.registry import case_by_id
-from harness.engines.runner import RecordedChunk, Run
-from harness.gate.oracle import HashOracle
+from harness.engines.protocol import LOGITS, ROWS
 from harness.gate.tokens import OUTSIDE_BOUND, CaseRun, TokenJudge
 from harness.gate.verdicts import ModeVerdict
+from harness.oracle import HashOracle
 from model_file.gguf_file import open_gguf
 from tests.conftest import FIXTURES
 
@@ -24,7 +24,7 @@ from tests.conftest import FIXTURES
 class Recited:
     """Recorded answers, with the rows read that they need, `extra_rows` more, and logits `off` at position 3."""
 
-    name = "recited"
+    name, abilities = "recited", frozenset((ROWS, LOGITS))
     reader: RowReader
 
     def __init__(self, oracle: HashOracle, extra_rows: int, off: float) -> None:
@@ -33,25 +33,32 @@ class Recited:
         self.golden, self.answers, self.oracle = golden, answers, oracle
         self.extra_rows, self.off = extra_rows, off
 
-    def generate(self, prompts: Sequence[Sequence[int]], count: int) -> list[Run]:
-        runs = [Run(prompt.generated[:count], prompt.margins[:count]) for prompt in self.golden.prompts]
-        for ids, run in zip(prompts, runs, strict=True):
-            self.reader.gather(self.oracle.rows([*ids, *run.tokens[:-1]]).reshape(-1))
-        self.reader.gather(np.zeros(self.extra_rows, np.uint64))
-        return runs
+    def new_sequence(self) -> RecitedSequence:
+        return RecitedSequence(self)
 
-    def asked(self, lengths: Sequence[int], count: int) -> list[tuple[int, int, int]]:
-        return [(number, 0, length + count - 1) for number, length in enumerate(lengths)]
 
-    def record(self, ids: Sequence[int]) -> Iterator[RecordedChunk]:
-        number = [prompt.ids for prompt in self.golden.prompts].index(tuple(ids))
-        logits = self.answers[f"logits_{number}"].copy()
-        logits[3] *= 1 + self.off
-        for start in range(0, len(ids), 64):
-            yield RecordedChunk(start, logits[start : start + 64], {})
+class RecitedSequence:
+    """One answer."""
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def __init__(self, engine: Recited) -> None:
+        self.engine, self.position, self.number = engine, 0, -1
+
+    def feed(self, ids: Sequence[int]) -> None:
+        self.number = [prompt.ids for prompt in self.engine.golden.prompts].index(tuple(ids))
+
+    def logits(self, ids: Sequence[int]) -> Any:
+        self.feed(ids)
+        logits = self.engine.answers[f"logits_{self.number}"].copy()
+        logits[3] *= 1 + self.engine.off
+        return logits
+
+    def generate(self, count: int) -> Iterator[tuple[int, float]]:
+        prompt = self.engine.golden.prompts[self.number]
+        tokens = [*prompt.ids, *prompt.generated[: count - 1]]
+        self.position = len(tokens)
+        self.engine.reader.gather(self.engine.oracle.rows(tokens).reshape(-1))
+        self.engine.reader.gather(np.zeros(self.engine.extra_rows, np.uint64))
+        yield from zip(prompt.generated[:count], prompt.margins[:count], strict=True)
 
 
 def judged(extra_rows: int = 0, off: float = 0.0) -> ModeVerdict:
@@ -63,7 +70,7 @@ def judged(extra_rows: int = 0, off: float = 0.0) -> ModeVerdict:
         prompts = tuple(dataclasses.replace(prompt, probes=()) for prompt in engine.golden.prompts)
         golden = dataclasses.replace(engine.golden, prompts=prompts)
         case = case_by_id("tiny")
-        TokenJudge(engine, oracle, frozenset(), lambda _: None).judge(verdict, reader, CaseRun(case, 32, golden))
+        TokenJudge(engine, oracle, frozenset(), lambda _: None).judge(verdict, reader, CaseRun(case, golden))
     return verdict
 
 
@@ -78,11 +85,11 @@ def test_rows_read_in_vain_are_found(extra_rows: int) -> None:
     found, expected = finding.detail["found"], finding.detail["expected"]
     assert isinstance(found, int) and isinstance(expected, int)
     assert found == expected + extra_rows
-    assert f"the engine asked for {found} rows, expected {expected}" in finding.story
+    assert f"the engine asked for {found} rows, expected {expected}" in finding.message
 
 
 @pytest.mark.parametrize("off", [2 * OUTSIDE_BOUND, float("nan")])
 def test_logits_are_compared_with_an_outside_engine_at_every_position(off: float) -> None:
     (finding,) = judged(off=off).findings
     assert (finding.check, finding.detail["position"]) == ("logits", 3)
-    assert "against an outside engine" in finding.story
+    assert "against an outside engine" in finding.message

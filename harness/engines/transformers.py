@@ -16,7 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.engines.by_request import RequestEngine
+from harness.engines.protocol import LOGITS
 from harness.errors import CannotRun
+from model_file.config import config_from
+from model_file.gguf_file import GgufFile
 
 VARIABLE = "PLEGATE_TRANSFORMERS_PYTHON"
 
@@ -103,3 +107,11 @@ class TransformersEngine:
             f"transformers: the worker ended with {self._process.returncode}:\n{tail}\n"
             f"It needs a Python with torch, transformers and gguf: name one with --python or {VARIABLE}"
         )
+
+
+def load(model: GgufFile, *_: object) -> RequestEngine:
+    """A worker over the model's file, on every core; the whole table is in its memory."""
+    worker = TransformersEngine(model.paths[0], os.cpu_count() or 1)
+    engine = RequestEngine("transformers", config_from(model), worker.complete, worker.close)
+    engine.abilities |= {LOGITS}
+    return engine

@@ -6,19 +6,37 @@ Nothing here imports the hash, the configuration or a reader: whatever is wrong 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
-from fast.rows import Table
-from harness.gate.compare import Packed, expected_packed
+from fast.rows import Table, locate_table
 from model_file.errors import InputError
-from model_file.gguf_file import GgufFile
+from model_file.gguf_file import GgufFile, open_gguf
 
 Ids = npt.NDArray[np.uint64]
+Packed = npt.NDArray[np.uint8]
+Float32 = npt.NDArray[np.float32]
 _KEY = "qwen4exp.ple."
+_Type = gguf.GGMLQuantizationType
+# What the fast path unpacks (a test holds the two lists equal); here, so that `plegate inspect` needs no JAX.
+TABLE_TYPES = (
+    _Type.F32,
+    _Type.F16,
+    _Type.BF16,
+    _Type.Q8_0,
+    _Type.Q5_0,
+    _Type.Q5_1,
+    _Type.Q4_0,
+    _Type.IQ4_NL,
+    _Type.Q6_K,
+    _Type.IQ1_S,
+)
 
 
 class HashOracle:
@@ -91,23 +109,75 @@ class HashOracle:
         return rows
 
 
+def expected_packed(table: Table, ids: npt.NDArray[np.uint64]) -> Packed:
+    """The packed rows that the file holds, read one by one with positional reads: slow, and nothing to get wrong.
+
+    Shapes: ids [n] -> uint8 [n, row_bytes].
+    """
+    unique, inverse = np.unique(ids, return_inverse=True)
+    rows = np.empty((unique.size, table.row_bytes), np.uint8)
+    for segment in table.segments:
+        descriptor = os.open(segment.path, os.O_RDONLY)
+        try:
+            for index, row in enumerate(unique.tolist()):
+                if segment.first_row <= row < segment.first_row + segment.rows:
+                    start = segment.offset_bytes + (row - segment.first_row) * table.row_bytes
+                    rows[index] = np.frombuffer(os.pread(descriptor, table.row_bytes, start), np.uint8)
+        finally:
+            os.close(descriptor)
+    return rows[inverse]
+
+
+def copy_of_table(path: Path, own: Table) -> Table:
+    """The table of another file. Raises: InputError where it cannot be a copy of `own`, the model's table."""
+    with open_gguf(path) as other:
+        table = locate_table(other)
+    if (table.type, table.rows, table.row_width) != (own.type, own.rows, own.row_width):
+        raise InputError(
+            f"{path}: found a table of {table.rows} rows of {table.row_width} values in {table.type.name}, expected "
+            f"{own.rows} of {own.row_width} in {own.type.name}, as in the model: name a copy of the same table"
+        )
+    return table
+
+
+def check_type(table: Table) -> Table:
+    """The table, where its rows can be unpacked on both sides. Raises: InputError naming its file and type."""
+    if table.type not in TABLE_TYPES:
+        raise InputError(
+            f"{table.segments[0].path}: the table's type is {table.type.name}, expected one of "
+            f"{', '.join(type.name for type in TABLE_TYPES)}: convert or quantize the model anew to one of them"
+        )
+    return table
+
+
+def expected_f32(packed: Packed, table: Table) -> Float32:
+    """The `gguf` package's dequantizer: uint8 [n, row_bytes] -> float32 [n, row_width]. Raises: as `check_type`."""
+    check_type(table)
+    plain = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
+    typed = packed.view(plain[table.type]) if table.type in plain else packed
+    return gguf.quants.dequantize(typed, table.type).astype(np.float32, copy=False)
+
+
 @dataclass(frozen=True)
 class PlainReader:
     """What an engine asks of a reader, by positional reads: nothing of the access modes is in it."""
 
     table: Table
 
-    def gather(self, ids: Ids) -> Packed:
+    def gather(self, ids: Ids, out: Packed | None = None) -> Packed:
         """Packed rows of `ids`, in their order."""
-        return expected_packed(self.table, ids)
+        rows = expected_packed(self.table, ids)
+        if out is None:
+            return rows
+        out[:] = rows
+        return out
 
 
 def row_digests(table: Table, rows: Ids, chunk: int) -> tuple[str, ...]:
     """SHA-256 of the packed rows of each chunk of tokens. Shapes: rows [t, n]."""
-    return tuple(
-        _digest(expected_packed(table, rows[start : start + chunk].reshape(-1))) for start in range(0, len(rows), chunk)
-    )
+    return packed_digests(expected_packed(table, rows.reshape(-1)), chunk * rows.shape[1])
 
 
-def _digest(packed: Packed) -> str:
-    return hashlib.sha256(packed.tobytes()).hexdigest()
+def packed_digests(packed: Packed, rows: int) -> tuple[str, ...]:
+    """SHA-256 of every so many packed rows, in order."""
+    return tuple(hashlib.sha256(packed[at : at + rows].tobytes()).hexdigest() for at in range(0, len(packed), rows))

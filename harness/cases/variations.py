@@ -1,0 +1,158 @@
+"""Ways of running a prompt that must not matter: each gives the tokens and the state that feeding it whole gives.
+
+Adding one is a function here and a line in `VARIATIONS`. It is run on every case that has `varied` set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fast.rows import RowCache, RowReader
+from harness.engines.protocol import run_of
+
+if TYPE_CHECKING:
+    from harness.engines.protocol import Engine, EngineSequence, Run
+
+Ids = Sequence[int]
+GARBAGE = 7  # tokens that are fed and taken back again
+PAST_BUCKETS = (2, 17, 65, 257)  # each one more than a compiled length holds: the padding is longer than the tokens
+CACHE_ROWS = 256
+BATCH, PIECE = 3, 64  # sequences run together, always so many and so long: every other shape would be a program more
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a variation works with: the engine as people run it, the mode's reader, and another engine by settings.
+
+    fed: to be told which tokens a batch was fed since the last time, so that the rows it asked for can be judged.
+    """
+
+    engine: Engine
+    reader: RowReader
+    other: Callable[..., Engine]
+    fed: Callable[[Sequence[Ids]], None]
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One way. feed: a sequence that all these ids were fed to. together: answers to all prompts of a case, instead.
+
+    needs: what the engine must be able to do, by the protocol's names. traced: whether the rows it asks for are those
+    of the prompt alone, in order.
+    """
+
+    name: str
+    about: str
+    feed: Callable[[Bench, Ids], EngineSequence] | None = None
+    together: Callable[[Bench, Sequence[Ids], int], list[Run]] | None = None
+    needs: frozenset[str] = frozenset()
+    traced: bool = True
+
+
+def _in_pieces(sizes: Sequence[int], bench: Bench, ids: Ids) -> EngineSequence:
+    """Pieces of these sizes in turn."""
+    sequence, at, turn = bench.engine.new_sequence(), 0, 0
+    while at < len(ids):
+        piece = ids[at : at + sizes[turn % len(sizes)]]
+        sequence.feed(piece)
+        at, turn = at + len(piece), turn + 1
+    return sequence
+
+
+def _rolled_back(bench: Bench, ids: Ids) -> EngineSequence:
+    """Twice: from an answer and other tokens back to the end, and from there back to the middle."""
+    sequence = bench.engine.new_sequence()
+    sequence.feed(ids)
+    for _ in sequence.generate(GARBAGE):
+        pass
+    sequence.feed([2 + token for token in range(GARBAGE)])
+    sequence.truncate(len(ids))
+    middle = len(ids) // 2
+    sequence.truncate(middle)
+    sequence.feed(ids[middle:])
+    return sequence
+
+
+def _restored(bench: Bench, ids: Ids) -> EngineSequence:
+    """Saved in the middle, restored into a sequence that was fed something else."""
+    first, other, middle = bench.engine.new_sequence(), bench.engine.new_sequence(), len(ids) // 2
+    if middle:
+        first.feed(ids[:middle])
+    saved = first.save()
+    first.feed(ids[middle:] or ids)
+    other.feed([2 + token for token in range(GARBAGE)])
+    other.restore(saved)
+    if ids[middle:]:
+        other.feed(ids[middle:])
+    return other
+
+
+def _other_settings(changes: dict[str, Any], bench: Bench, ids: Ids) -> EngineSequence:
+    sequence = bench.other(**changes).new_sequence()
+    if ids:
+        sequence.feed(ids)
+    return sequence
+
+
+def _cached(bench: Bench, ids: Ids) -> EngineSequence:
+    """Rows through a cache that is smaller than the prompt needs, asked twice."""
+    traced = bench.engine.reader
+    bench.engine.reader = RowCache(traced, CACHE_ROWS * (bench.reader.table.row_bytes + 8))
+    for _ in range(2):
+        sequence = bench.engine.new_sequence()
+        if ids:
+            sequence.feed(ids)
+    return sequence
+
+
+def _batched(bench: Bench, prompts: Sequence[Ids], count: int) -> list[Run]:
+    """Three at a time in a small engine: short ones wait, padded, while others are fed.
+
+    It has room for every answer but that to the longest prompt, which fills it: that one stands full while others go
+    on, and answers in the engine where it is restored.
+    """
+    longest = max(range(len(prompts)), key=lambda number: len(prompts[number]))
+    small = bench.other(context=len(prompts[longest]), chunk=PIECE, buckets=(PIECE,), checkpoints=1)
+    others = [number for number in range(len(prompts)) if number != longest]
+    answers: dict[int, Run] = {}
+    for start in range(0, len(others), BATCH):
+        group = others[start : start + BATCH]
+        group += [number for number in others if number not in group][: BATCH - len(group)]
+        sequences = [small.new_sequence() for _ in group]
+        small.feed_batch([(one, prompts[number]) for one, number in zip(sequences, group, strict=True)])
+        found = small.greedy_batch(sequences, count)
+        bench.fed([[*prompts[number], *run.tokens] for number, run in zip(group, found, strict=True)])
+        answers |= dict(zip(group, found, strict=True))
+    answers[longest] = run_of(_full_among_others(bench, small, prompts[longest]).generate(count))
+    return [answers[number] for number in range(len(prompts))]
+
+
+def _full_among_others(bench: Bench, small: Engine, ids: Ids) -> EngineSequence:
+    """A sequence that fills the engine in the first chunk of a batch whose others have more of them."""
+    full, *others = (small.new_sequence() for _ in range(BATCH))
+    small.feed_batch([(full, ids[:-GARBAGE]), *((other, ids[:GARBAGE]) for other in others)])
+    small.feed_batch([(full, ids[-GARBAGE:]), *((other, ids[: 3 * PIECE]) for other in others)])
+    restored = bench.engine.new_sequence()
+    restored.restore(full.save())
+    return restored
+
+
+VARIATIONS: tuple[Variation, ...] = (
+    *(
+        Variation(f"pieces of {size}", f"fed {size} at a time", partial(_in_pieces, (size,)))
+        for size in (1, 2, 3, 7, 64)
+    ),
+    Variation(
+        "padded pieces", "every compiled length, each with more padding than tokens", partial(_in_pieces, PAST_BUCKETS)
+    ),
+    Variation("batch", "three at once, unequal, one full", together=_batched, needs=frozenset({"batch", "save"})),
+    Variation(
+        "rolled back", "back to the end and to the middle, and on", _rolled_back, None, frozenset({"rollback"}), False
+    ),
+    Variation("restored", "saved, and restored into another sequence", _restored, None, frozenset({"save"}), False),
+    Variation("no overlap", "decode as one program", partial(_other_settings, {"overlap": False})),
+    Variation("row cache", "rows through a row cache", _cached, traced=False),
+)

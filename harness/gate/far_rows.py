@@ -1,0 +1,54 @@
+"""A sparse table of more than 2^32 rows, with rows written where a number cut short would confuse them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from fast.rows import Segment, Table
+from harness.oracle import Ids
+
+ROWS = (1 << 32) + (1 << 25)
+WIDTH, ROW_BYTES = 32, 18  # one block of IQ4_NL: the smallest packed row, so that most file systems hold such a file
+FIRST = 12_345
+_BITS = (16, 24, 32)
+
+
+@dataclass(frozen=True)
+class FarRows:
+    """The table, and the rows written in it."""
+
+    table: Table
+    ids: Ids
+
+
+def colliding_ids() -> list[int]:
+    """Rows with equal low 16, 24 or 32 bits, and both sides of 2^31 and 2^32."""
+    found = [FIRST + (step << bits) for bits in _BITS for step in range(33) if FIRST + (step << bits) < ROWS]
+    edges = [edge + side for edge in (1 << 31, 1 << 32) for side in (-1, 0, 1)]
+    return list(dict.fromkeys([*found, *edges, ROWS - 1]))
+
+
+@contextmanager
+def far_rows(folder: Path | None) -> Iterator[FarRows]:
+    """The table in a file that is removed again. folder: where, None for the system's temporary one.
+
+    Raises: OSError where the file system holds no such file.
+    """
+    with tempfile.NamedTemporaryFile(prefix="far-rows-", suffix=".table", dir=folder) as file:
+        os.ftruncate(file.fileno(), ROWS * ROW_BYTES)
+        ids = colliding_ids()
+        for place, row in enumerate(ids):
+            content = np.random.Philox(key=place + 1).random_raw(3).view(np.uint8)[:ROW_BYTES].copy()
+            content[1] = 0x2C  # the scale, a small number
+            os.pwrite(file.fileno(), content.tobytes(), row * ROW_BYTES)
+        path = Path(file.name)
+        table = Table(gguf.GGMLQuantizationType.IQ4_NL, ROWS, WIDTH, ROW_BYTES, (Segment(path, 0, 0, ROWS),))
+        yield FarRows(table, np.array(ids, np.uint64))

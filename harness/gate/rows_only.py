@@ -1,0 +1,99 @@
+"""The gate without tokens, for any file with a table: what `plegate rows` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fast.rows import RowSettings, Table, locate_table
+from harness.cases.case import ModeSource
+from harness.gate.batches import RowBatch
+from harness.gate.checks import Finding
+from harness.gate.far_rows import far_rows
+from harness.gate.rows import RowJudge, expect_rows, judge_unpacking
+from harness.gate.verdicts import DIFFERENT, NOT_RUN, UNSTEADY, ModeVerdict
+from harness.gate.whole_table import WholeTable, compare_whole
+from harness.oracle import check_type, copy_of_table
+from model_file.gguf_file import open_gguf
+
+Report = Callable[[str], None]
+
+
+@dataclass
+class RowsResult:
+    """Everything the command reports. findings: of unpacking, whatever the mode. whole: compared with another file."""
+
+    model: str
+    against: str | None
+    architecture: str
+    table: Table
+    batches: list[RowBatch]
+    seed: int = 0
+    modes: list[ModeVerdict] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    whole: WholeTable | None = None
+
+    @property
+    def rows_sampled(self) -> int:
+        """Different rows that the modes gathered."""
+        return int(np.unique(np.concatenate([batch.ids for batch in self.batches])).size)
+
+    @property
+    def coverage(self) -> str:
+        """How many of the table's rows the verdict speaks of."""
+        if self.whole is None:
+            return f"{self.rows_sampled:,} of {self.table.rows:,} rows compared"
+        return f"{self.rows_sampled:,} rows through the modes; {self.whole.message()}"
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a difference or an unsteady mode, 3 for a mode or a cold cell that could not be run, else 0."""
+        differs = any(mode.verdict in (DIFFERENT, UNSTEADY) for mode in self.modes)
+        if differs or self.findings or (self.whole and self.whole.different):
+            return 1
+        missing = any(mode.verdict == NOT_RUN or (mode.not_cold and mode.cold_required) for mode in self.modes)
+        return 3 if missing else 0
+
+
+def judge_rows(
+    path: Path,
+    batches: list[RowBatch],
+    sources: Sequence[ModeSource],
+    settings: RowSettings,
+    against: Path | None,
+    cold: bool | None,
+    report: Report,
+) -> RowsResult:
+    """Every mode, every batch: cold, then warm. Opens the model's files read-only.
+
+    `cold` None: tried, and only a note where it fails on a small table; True: required; False: left out.
+
+    Raises: InputError for a file that cannot be used.
+    """
+    with open_gguf(path) as model:
+        table, architecture = check_type(locate_table(model)), model.architecture
+    truth = table if against is None else copy_of_table(against, table)
+    result = RowsResult(str(path), str(against) if against else None, architecture, table, batches)
+    report("reading what the file holds, row by row")
+    expected = [expect_rows(truth, batch.ids, batch.name, batch.heads) for batch in batches]
+    for one in expected:
+        judge_unpacking(result.findings, one, truth, ())
+    with ExitStack() as stack:
+        try:
+            far = stack.enter_context(far_rows(None))
+        except OSError as error:
+            far = None
+            result.notes.append(f"rows beyond 2^32 were not tried: no sparse file here: {error.strerror}")
+        judge = RowJudge(expected, settings, (), report, cold, far)
+        for source in sources:
+            verdict = ModeVerdict(source.name)
+            judge.judge(verdict, source, table if source.path is None else copy_of_table(source.path, table))
+            result.modes.append(verdict)
+    if against is not None:  # last: it leaves both files in the page cache
+        result.whole = compare_whole(table, truth, report)
+    return result

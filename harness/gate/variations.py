@@ -1,0 +1,90 @@
+"""The variations that must not matter, on the cases that ask for them: same rows, same last values, same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fast.rows import RowReader
+from harness.cases.case import TokenPrompt
+from harness.cases.variations import VARIATIONS, Bench, Variation
+from harness.engines.protocol import RECORD, Engine, Run, run_of
+from harness.engines.tracing import Traced
+from harness.gate.tokens import CaseRun, TokenJudge
+from harness.gate.verdicts import ModeVerdict
+
+
+class VariationJudge:
+    """Runs variations through the engine of a token judge. made: another engine on the same model, by settings."""
+
+    def __init__(self, judge: TokenJudge, reader: RowReader, made: Callable[..., Engine]) -> None:
+        self.judge, self.reader, self._made = judge, reader, made
+        self._others: dict[str, Engine] = {}
+        self._traced = Traced(reader)
+
+    def run(self, verdict: ModeVerdict, runs: Sequence[CaseRun]) -> None:
+        """Every variation on every case that is `varied`, and has answers to compare with."""
+        try:
+            for run in runs:
+                for variation in VARIATIONS if run.case.varied and run.expected is not None else ():
+                    if (run.case.varied == "all" or variation.together) and self._able(variation):
+                        self._run(verdict, run, variation)
+        finally:
+            for engine in self._others.values():
+                engine.close()
+            self.judge.where = ""
+
+    def _able(self, variation: Variation) -> bool:
+        return variation.needs <= self.judge.engine.abilities
+
+    def _run(self, verdict: ModeVerdict, run: CaseRun, variation: Variation) -> None:
+        judge = self.judge
+        judge.report(f"{verdict.name}: {run.case.id}, {variation.name}")
+        judge.where = f"{variation.name}: "
+
+        def fed(tokens: Sequence[Sequence[int]]) -> None:
+            named = [(f"{number} of a batch", list(ids), None) for number, ids in enumerate(tokens)]
+            judge.judge_ids(verdict, run, self._traced.take(), named)
+
+        bench = Bench(judge.engine, self.reader, self._other, fed)
+        if variation.together is not None:
+            self._run_together(verdict, run, variation, bench)
+            return
+        found = [self._run_alone(verdict, run, variation, bench, prompt) for prompt in run.case.prompts]
+        judge.judge_tokens(verdict, run, found, "variations")
+
+    def _run_alone(
+        self, verdict: ModeVerdict, run: CaseRun, variation: Variation, bench: Bench, prompt: TokenPrompt
+    ) -> Run:
+        """All but the last token as the variation has it, the last one recorded, then the answer."""
+        judge = self.judge
+        judge.engine.reader = self._traced  # type: ignore[assignment]
+        assert variation.feed is not None
+        sequence = variation.feed(bench, prompt.ids[:-1])
+        last = prompt.ids[-1:]
+        if RECORD in judge.engine.abilities and run.golden is not None:
+            logits, named = sequence.record(last)
+            if any(one.name == prompt.name and one.probes for one in run.golden.prompts):
+                judge.judge_recorded(verdict, run, prompt.name, len(prompt.ids) - 1, {**named, "logits": logits})
+        else:
+            sequence.feed(last)
+        answer = run_of(sequence.generate(run.case.generate))
+        calls = self._traced.take()
+        if variation.traced:
+            judge.judge_ids(verdict, run, calls, [(prompt.name, [*prompt.ids, *answer.tokens], sequence)])
+        return answer
+
+    def _run_together(self, verdict: ModeVerdict, run: CaseRun, variation: Variation, bench: Bench) -> None:
+        assert variation.together is not None
+        self.judge.engine.reader = self._traced  # type: ignore[assignment]
+        found = variation.together(bench, [prompt.ids for prompt in run.case.prompts], run.case.generate)
+        self._traced.take()  # of what was fed beside
+        self.judge.judge_tokens(verdict, run, found, "variations")
+
+    def _other(self, **changes: Any) -> Engine:
+        """The engine with these settings changed, made once."""
+        key = repr(sorted(changes.items()))
+        if key not in self._others:
+            self._others[key] = self._made(self.judge.engine.name, **changes)
+        self._others[key].reader = self._traced  # type: ignore[assignment]
+        return self._others[key]
