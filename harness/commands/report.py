@@ -23,6 +23,10 @@ def report(
     markdown_file: Annotated[
         Path | None, typer.Option("--markdown", metavar="FILE", help="Write the summary for a pull request too.")
     ] = None,
+    pytest_benchmark: Annotated[
+        Path | None,
+        typer.Option("--pytest-benchmark", metavar="FILE", help="Write the times as pytest-benchmark does, for CI."),
+    ] = None,
     json_file: JsonFile = None,
 ) -> None:
     """Make the page of a benchmark: speed over depth, waiting, read amplification, ratios with intervals, caveats.
@@ -43,12 +47,14 @@ def report(
     from harness.measure.statistics import summarise
     from harness.measure.store import Store
     from harness.measure.summary import markdown
+    from harness.measure.trend.runs import as_pytest_benchmark
     from harness.pages.bench_page import machine_rows, render
     from harness.pages.tables import print_line
     from model_file.errors import InputError
 
     store, page = Store(folder), out or folder / "report.html"
-    write = outputs({"--out": page, "--markdown": markdown_file, "--json": json_file}, store.kept, made=folder)
+    files = {"--out": page, "--markdown": markdown_file, "--json": json_file, "--pytest-benchmark": pytest_benchmark}
+    write = outputs(files, store.kept, made=folder)
     results = store.read()
     names = [arm.name for arm in results.plan.matrix.arms]
     if baseline is not None and baseline not in names:
@@ -63,6 +69,7 @@ def report(
             "--out": lambda: render(results, summaries, found),
             "--markdown": lambda: markdown(results, summaries, found, machine),
             "--json": lambda: as_json(results, summaries, found),
+            "--pytest-benchmark": lambda: as_pytest_benchmark(results),
         }
     )
     print_line(f"{page}: {len(results.valid)} valid cells, {len(results.invalid)} invalid, {len(found)} caveats")

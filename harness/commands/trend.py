@@ -15,7 +15,14 @@ def trend(
         "ci/baselines"
     ),
     add: Annotated[
-        Path | None, typer.Option("--add", metavar="FILE", help="First keep this file of pytest-benchmark there.")
+        Path | None,
+        typer.Option(
+            "--add",
+            metavar="FILE",
+            
+            help="First keep this run there: a file of pytest-benchmark, or a folder of `plegate bench`.",
+,
+        ),
     ] = None,
     against: Annotated[
         Path | None,

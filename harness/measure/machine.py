@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from model_file.gguf_file import open_gguf
 
 def machine_facts(model: Path) -> dict[str, Any]:
     """Processor, memory, kernel, versions, code, and the storage that the model's file lies on."""
-    return {**environment(), **storage_facts(model), "code": code_digest()}
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    return {**environment(), **storage_facts(model), "code": code_digest(), "started": started}
 
 
 def storage_facts(path: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from harness.atomic import write_json
 from harness.measure.arms import TWIN
 from harness.measure.cells import Cell, cell_from
 from harness.measure.statistics import by_repeat
-from harness.measure.store import Results
+from harness.measure.store import Results, Store
 from model_file.errors import InputError
 
 _NUMBERED = re.compile(r"(\d{4,})-.*\.json")
@@ -184,7 +184,7 @@ def as_pytest_benchmark(results: Results) -> dict[str, Any]:
 
 
 def read_run(path: Path) -> BenchRun:
-    """A file of pytest-benchmark, of `tests/bench`. Raises: InputError saying what it lacks."""
+    """A file of pytest-benchmark, or a folder of `plegate bench`. Raises: InputError saying what it lacks."""
     content = _content(path)
     try:
         return _parsed(path, content)
@@ -223,6 +223,8 @@ def _parsed(path: Path, content: dict[str, Any]) -> BenchRun:
 
 
 def _content(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        return as_pytest_benchmark(Store(path).read())
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

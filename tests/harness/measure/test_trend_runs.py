@@ -12,9 +12,19 @@ from typer.testing import Result
 
 from harness.errors import CannotRun
 from harness.measure.trend.compare import compare
-from harness.measure.trend.runs import FACTS, add_run, differences, history, key_facts, machine_key, read_run
+from harness.measure.trend.runs import (
+    FACTS,
+    add_run,
+    differences,
+    history,
+    key_facts,
+    machine_key,
+    read_run,
+    times_of,
+)
 from harness.measure.trend.text import markdown
 from model_file.errors import InputError
+from tests.harness.measure.conftest import made_up, plan, steady, store_of
 from tests.harness.measure.trend_runs import MACHINE, file_of
 
 Run = Callable[..., Result]
@@ -178,3 +188,30 @@ def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(InputError):
         add_run(tmp_path / "kept", path)
     assert not (tmp_path / "kept").exists()
+
+
+def test_run_of_bench_goes_in_and_comes_out_as_pytest_benchmark(tmp_path: Path, run_command: Run) -> None:
+    """A folder of `plegate bench` is a run of the trend: as it is, or as the file that `plegate report` writes."""
+    changes = {"process": {"other_cpu": 0.1}, "device": {"kind": "cpu"}}
+    for number, factor in enumerate((1.0, 1.0, 1.6)):
+        results = made_up(plan(blocks=2), steady(0.01, uring=factor), **changes)
+        store_of(results, tmp_path / f"run{number}")
+    out = tmp_path / "out.json"
+    assert run_command("report", tmp_path / "run0", "--pytest-benchmark", out).exit_code == 0
+    content = json.loads(out.read_text())
+    assert {benchmark["stats"]["rounds"] for benchmark in content["benchmarks"]} == {6}
+    assert not any("#aa" in benchmark["name"] for benchmark in content["benchmarks"])
+    kept = tmp_path / "kept"
+    assert run_command("trend", kept, "--add", out, "--keep-only").exit_code == 0
+    same = run_command("trend", kept, "--add", tmp_path / "run1")
+    assert same.exit_code == 0, same.output
+    slower = run_command("trend", kept, "--add", tmp_path / "run2")
+    assert slower.exit_code == 1, slower.output
+    rows = [line.split() for line in slower.output.splitlines() if "-prefill512-" in line]
+    assert {row[0].partition("-")[0] for row in rows} == {"uring"}
+    assert len(rows) == 6
+
+
+def test_value_of_a_repeat_is_the_median_of_its_blocks() -> None:
+    results = made_up(plan(blocks=3, depths=(0,)), lambda cell: 1.0 + cell.repeat + (10.0 if cell.block == 2 else 0.0))
+    assert times_of(results)["uring-cold-prefill512-d0"] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
