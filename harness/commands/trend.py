@@ -19,9 +19,7 @@ def trend(
         typer.Option(
             "--add",
             metavar="FILE",
-            
             help="First keep this run there: a file of pytest-benchmark, or a folder of `plegate bench`.",
-,
         ),
     ] = None,
     against: Annotated[
