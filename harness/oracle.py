@@ -132,6 +132,12 @@ def copy_of_table(path: Path, own: Table) -> Table:
     """The table of another file. Raises: InputError where it cannot be a copy of `own`, the model's table."""
     with open_gguf(path) as other:
         table = locate_table(other)
+    for segment in own.segments:
+        if any(segment.path.samefile(one.path) for one in table.segments):
+            raise InputError(
+                f"{path}: is the model's own file ({segment.path}), expected a copy of it: compared with itself, "
+                "anything is equal"
+            )
     if (table.type, table.rows, table.row_width) != (own.type, own.rows, own.row_width):
         raise InputError(
             f"{path}: found a table of {table.rows} rows of {table.row_width} values in {table.type.name}, expected "

@@ -92,7 +92,9 @@ def parse_modes(texts: Sequence[str]) -> list[ModeSource]:
         return [ModeSource(mode) for mode in MODES]
     sources = []
     for text in texts:
-        mode, _, path = text.partition("@")
+        mode, at, path = text.partition("@")
+        if at and not path.strip():
+            raise InputError(f"--mode {text}: found no file behind the @, expected MODE@FILE: is a variable empty?")
         sources.append(ModeSource(canonical_mode(mode), Path(path) if path else None))
     if len({source.name for source in sources}) != len(sources):
         raise InputError(

@@ -30,13 +30,6 @@ class Place:
     end: int
     offset_bytes: int
 
-    @classmethod
-    def of(cls, line: str) -> Place:
-        """From the first line of a mapping in /proc/self/smaps."""
-        addresses, _, offset, *_ = line.split()
-        start, end = (int(address, 16) for address in addresses.split("-"))
-        return cls("/" + line.partition("/")[2], start, end, int(offset, 16))
-
 
 def taken_ranges(result: int, arguments: Sequence[int]) -> list[Range]:
     """What one process_madvise did: of the ranges it was given, those that its result, a number of bytes, reaches."""

@@ -1,6 +1,6 @@
 """What the kernel saw of a mode, apart from what the mode says of itself.
 
-From /proc of this process (mappings and their advice, open files and their flags, read calls) and from the one door
+From /proc of this process (mappings and their advice, open files and their flags, read calls) and from the one function
 that system calls go through. A mode that serves right bytes another mode's way is found here and nowhere else.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 @dataclass
 class CountingCalls:
-    """The syscall door of `RowSettings`: calls that the kernel carried out by name, and the ranges it took advice for.
+    """The syscall function of `RowSettings`: calls that the kernel carried out, and the ranges it took advice for.
 
     A call that was refused is nothing that was done, and is not counted.
     """
@@ -60,43 +60,53 @@ class Sight:
 
 def look(table: Table, door: CountingCalls) -> Sight | None:
     """What /proc shows now; None where there is no such folder."""
-    files = {str(segment.path.resolve()) for segment in table.segments}
+    files = {str(segment.path.resolve()): segment.path.stat() for segment in table.segments}
     try:
         arrived, calls, advised = _read_calls(), Counter(door.calls), tuple(door.advised)
-        descriptors, rings = _descriptors(files)
-        mappings, places = _mappings(files)
+        descriptors, rings = _descriptors(list(files.values()))
+        mappings, places = mappings_in(Path("/proc/self/smaps").read_bytes(), files)
         return Sight(mappings, descriptors, rings, arrived, _read_calls(), calls, places, advised)
     except OSError:
         return None
 
 
-def _mappings(files: set[str]) -> tuple[Counter[str], tuple[Place, ...]]:
+def mappings_in(smaps: bytes, files: Iterable[str]) -> tuple[Counter[str], tuple[Place, ...]]:
+    """Mappings of these files in the text of an smaps file: how many with which advice, and where they are.
+
+    Names are bytes: any but a slash and zero may stand in one. The kernel escapes the newline, and nothing else, and
+    says ` (deleted)` behind the name of a file that has been unlinked since.
+    """
+    names = {os.fsencode(file).replace(b"\n", b"\\012"): file for file in files}
+    names |= {name + b" (deleted)": file for name, file in names.items() if name + b" (deleted)" not in names}
     found: Counter[str] = Counter()
     places: list[Place] = []
     inside = False
-    for line in Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.startswith("VmFlags:"):
+    for line in smaps.split(b"\n"):
+        if line.startswith(b"VmFlags:"):
             if inside:
-                flags = line.split()[1:]
+                flags = line.decode("ascii").split()[1:]
                 found[next((_ADVICE[flag] for flag in flags if flag in _ADVICE), "plain")] += 1
-        elif "-" in line.split(" ", 1)[0]:
-            inside = line.partition("/")[1] == "/" and "/" + line.partition("/")[2] in files
-            if inside:
-                places.append(Place.of(line))
+        elif b"-" in line.split(b" ", 1)[0]:
+            addresses, _, offset, _, _, *name = line.split(None, 5)
+            file = names.get(name[0]) if name else None
+            inside = file is not None
+            if file is not None:
+                start, end = (int(address, 16) for address in addresses.split(b"-"))
+                places.append(Place(file, start, end, int(offset, 16)))
     return found, tuple(places)
 
 
-def _descriptors(files: set[str]) -> tuple[Counter[str], int]:
+def _descriptors(files: Sequence[os.stat_result]) -> tuple[Counter[str], int]:
+    """Open descriptors of these files, known by device and inode whatever they are called, and rings."""
     found: Counter[str] = Counter()
     rings = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            target = str(entry.readlink())
-            if target in files:
+            if any(os.path.samestat(os.fstat(int(entry.name)), file) for file in files):
                 info = Path(f"/proc/self/fdinfo/{entry.name}").read_text(encoding="ascii")
                 flags = int(info.split("flags:")[1].split()[0], 8)
                 found["uncached" if flags & O_DIRECT else "cached"] += 1
-            rings += target == "anon_inode:[io_uring]"
+            rings += str(entry.readlink()) == "anon_inode:[io_uring]"
         except OSError:
             continue  # the descriptor of this very listing
     return found, rings
