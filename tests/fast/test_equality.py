@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fast.rows import MODES, locate_table, open_rows
-from fast.rows.reader import ModeUnavailable
+from fast.rows import MODES, ModeCannotRun, locate_table, open_rows
 from model_file.gguf_file import open_gguf
 from tests.fast.engines import LOGIT_BOUND, answers, find, opened, shared, worst_error
 
@@ -54,15 +53,19 @@ def test_every_access_mode_gives_the_same_bits(mode: str) -> None:
     prompt = expected["prompt_0"].tolist()
     baseline = shared("tiny-quant").new_sequence()
     logits, tokens = baseline.feed(prompt), baseline.greedy(32)
-    try:
-        with open_gguf(find("tiny-quant.gguf")) as model:
-            open_rows(locate_table(model), mode).close()
-    except ModeUnavailable as reason:
-        pytest.skip(f"{mode}: {reason}")
+    with open_gguf(find("tiny-quant.gguf")) as model:
+        try:
+            reader = open_rows(locate_table(model), mode)
+        except ModeCannotRun as reason:
+            pytest.skip(f"{mode} cannot run here: {reason}")
+        with reader:
+            if reader.fallback_reason is not None:
+                pytest.skip(f"{mode} would be {reader.effective_mode} here: {reader.fallback_reason}")
     with opened("tiny-quant", mode=mode) as engine:
         sequence = engine.new_sequence()
         np.testing.assert_array_equal(sequence.feed(prompt), logits)
         assert sequence.greedy(32) == tokens == expected["greedy_0"].tolist()
+        assert getattr(engine.reader, "effective_mode", None) == mode
 
 
 def test_batched_sequences_equal_single_ones() -> None:
