@@ -266,7 +266,7 @@ def report(chosen: Sequence[Mutant], equal: Sequence[Mutant], store: Store) -> i
         here = [m for m in chosen if _survives(m, store) and (stage == "gate" or _survives(m, store, "tests"))]
         print_line(f"{title}: {len(here)}")
         for mutant in here:
-            print_line(f"  {mutant.file}:{mutant.line} {mutant.where}: {mutant.original}  ->  {mutant.changed}")
+            print_line(f"  {mutant.shown}")
     caught = total["by the gate"]
     share = caught / max(len(chosen), 1)
     print_line(f"the gate alone catches {caught} of {len(chosen)} that are not equivalent: {percent(share)}")

@@ -6,6 +6,7 @@ The parent has imported what is outside the project and has not used JAX yet, so
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PROJECT = ("fast", "harness", "model_file", "reference")
 Send = Callable[[Any], None]
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 def make_tree(folder: Path, file: str = "", text: str = "") -> Path:
@@ -76,6 +78,8 @@ def in_child(
 
 def _work(pipe: Connection, work: tuple[str, str], arguments: tuple[Any, ...], scratch: str, tree: str) -> None:
     os.setsid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     silent = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(silent, descriptor)

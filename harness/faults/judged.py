@@ -88,10 +88,10 @@ def say_steps(send: Send, names: Sequence[str], cover: bool) -> None:
         send({str(Path(file).relative_to(ROOT)): data.lines(file) for file in data.measured_files()})
 
 
-def say_trial(send: Send, name: str, without: Collection[str]) -> None:
+def say_trial(send: Send, name: str, without: Collection[str], quick: bool = False) -> None:
     """Plant a fault ("" for none) and send what the gate says, with all checks and without the fault's own.
 
-    Where a fault has no case of its own: what the short form of the gate and the whole gate say.
+    Where a fault has no case of its own: what `plegate gate`, or its short form, says first.
     """
     known = faults()
     fault = known.get(name)
@@ -101,8 +101,9 @@ def say_trial(send: Send, name: str, without: Collection[str]) -> None:
     if fault is not None:
         fault.plant(trial)
     if fault is not None and fault.case is None:
-        for quick in (True, False):
-            send(_say_default(fault.mode, quick, without))
+        started = time.perf_counter()
+        _end_at_first_finding(lambda check, message: send((check, message, time.perf_counter() - started)))
+        send(_say_default(fault.mode, quick, without))
         return
     send(_say_case(trial, without))
     if fault is not None:

@@ -6,7 +6,7 @@ file leaves the choice as it was. Left out, because no rows and no tokens depend
 - `raise` and `warn`, and what stands before a `raise` under the same `if` or `except`: it makes the message. What is
   refused is decided by the condition, which is mutated;
 - guards against what cannot happen: `assert`, and the keywords of `_GUARDS`;
-- statements that only set counters or times, and the files of `MEASURES`, which measure and answer nothing.
+- what only sets counters or times, and the files of `MEASURES`, which measure and answer nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MEASURES = {
 }
 _GUARDS = ("strict", "frozen", "repr", "maxsize", "maxlen", "stacklevel")
 _COUNTED = ("counters", "stats", "timings")  # objects that hold measurements and nothing else
+_COUNTS = ("GatherCounters", "ReadStats", "Step")  # what makes them
 _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,
     ast.Sub: ast.Add,
@@ -55,6 +56,7 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
+_AROUND = 60  # characters that are shown before and after a change
 _CALLS = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}
 
 
@@ -78,6 +80,16 @@ class Mutant:
     def text(self) -> str:
         """What it is, whatever its line."""
         return "\n".join((self.file, self.where, self.rule, self.original, self.changed, str(self.number)))
+
+    @property
+    def shown(self) -> str:
+        """The change with a little around it, and where it is."""
+        old, new = self.original, self.changed
+        start = _shared(old, new)
+        end = min(_shared(old[::-1], new[::-1]), len(old) - start, len(new) - start)
+        low, high = max(0, start - _AROUND), end - _AROUND
+        parts = [text[low : len(text) - max(high, 0)] for text in (old, new)]
+        return f"{self.file}:{self.line} {self.where}: {parts[0]}  ->  {parts[1]}"
 
     def digest(self, *more: str) -> str:
         """Hexadecimal SHA-256 of its text and `more`."""
@@ -144,7 +156,8 @@ def _places(node: ast.AST, statement: ast.stmt | None, where: tuple[str, ...]) -
         if isinstance(node, ast.AugAssign):
             yield node, statement, where
     elif isinstance(node, ast.expr):
-        if isinstance(node, ast.JoinedStr) or _is_text(node):
+        counts = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _COUNTS
+        if isinstance(node, ast.JoinedStr) or _is_text(node) or counts:
             return
         yield node, statement, where
     inside = (*where, node.name) if isinstance(node, ast.FunctionDef | ast.ClassDef) else where
@@ -235,6 +248,12 @@ def _calls(node: ast.Call) -> Iterator[tuple[str, Any, str, Any]]:
         yield "min, max", name, attribute, _CALLS[called]
     elif called == "where" and len(node.args) == 3:
         yield "where swapped", node, "args", [node.args[0], node.args[2], node.args[1]]
+
+
+def _shared(left: str, right: str) -> int:
+    """How many characters are the same from the start on."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(left), len(right)))
 
 
 def _head(statement: ast.stmt) -> str:

@@ -100,7 +100,10 @@ def _run(name: str, without: Sequence[str]) -> Row:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="plegate-mutation-") as scratch:
         work = ("harness.faults.judged", "say_trial")
-        said = in_child(work, (name if fault else "", tuple(without)), LIMIT_S, Path(scratch))
+        arguments = (name if fault else "", tuple(without))
+        said = in_child(work, (*arguments, True), LIMIT_S, Path(scratch))
+        if fault is not None and fault.case is None and said[-1][0] in CHECKS:
+            said += in_child(work, (*arguments, False), LIMIT_S, Path(scratch))
     return Row(name, said, judge(fault, said), time.perf_counter() - started)
 
 

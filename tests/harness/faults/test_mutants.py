@@ -68,6 +68,7 @@ def test_rules(source: str, changed: set[str]) -> None:
         "x = zip(a, b, strict=True)",
         "counters.copy_s += now - started",
         "stats.calls += 1",
+        "x = GatherCounters(batches=1, rows=a + b)",
         "spent_s = done - begun",
     ],
 )
@@ -86,6 +87,15 @@ def test_equal_statements_are_told_apart_by_number_and_by_what_they_stand_in() -
     assert [(mutant.where, mutant.number) for mutant in found] == [("f", 0), ("f", 1), ("g", 0)]
     assert mutated(source, found[1]).count("a - b") == 1
     assert len({mutant.text for mutant in found}) == 3
+
+
+def test_a_change_is_shown_with_a_little_around_it() -> None:
+    mutant = next(m for m in mutants_of(FILE, "def f():\n    x = [" + "'a', " * 40 + "b + 1" + ", 'c'" * 40 + "]"))
+    assert mutant.shown.startswith("fast/rows/some.py:2 f: ")
+    assert "'a', b + 1, 'c'" in mutant.shown and "'a', b - 1, 'c'" in mutant.shown
+    assert len(mutant.shown) < 300
+    short = mutants_of(FILE, "x = a + b")[0]
+    assert short.shown == "fast/rows/some.py:1 : x = a + b  ->  x = a - b"
 
 
 def test_every_mutant_of_a_file_is_another_program_and_leaves_the_rest_alone() -> None:
