@@ -29,9 +29,9 @@ Plant = Callable[[Trial], None]
 class Fault:
     """A fault, and the proof expected of the gate.
 
-    check: which check must name it first. named: words that its message must contain. mode: what reads the rows.
-    rows_only: no token is run, because the fault is in none. case: None where both `plegate gate` and its `--quick`
-    form must find it, on their own models and cases.
+    check: which check must name it first, "" for any. named: words that its message must contain. mode: what reads the
+    rows. rows_only: no token is run, because the fault is in none. case: None where both `plegate gate` and its
+    `--quick` form must find it, on their own models and cases.
     """
 
     name: str
@@ -55,13 +55,18 @@ def faults() -> dict[str, Fault]:
 
 
 def fault(
-    check: str, *named: str, case: str | None = "tiny-quant", mode: str = "resident", rows_only: bool = False
+    check: str,
+    *named: str,
+    case: str | None = "tiny-quant",
+    mode: str = "resident",
+    rows_only: bool = False,
+    name: str = "",
 ) -> Callable[[Plant], Plant]:
     """Register the function below as a fault: its name is the fault's, its docstring says what is wrong."""
 
     def register(plant: Plant) -> Plant:
-        name = plant.__name__.replace("_", " ")
-        _REGISTERED[name] = Fault(name, plant.__doc__ or "", check, named, plant, case, mode, rows_only)
+        called = name or plant.__name__.replace("_", " ")
+        _REGISTERED[called] = Fault(called, plant.__doc__ or "", check, named, plant, case, mode, rows_only)
         return plant
 
     return register

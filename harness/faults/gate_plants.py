@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
 from harness.faults.fault import Trial, fault
 from harness.faults.planting import rewrite
 
@@ -62,3 +67,22 @@ def blocks_beyond_the_first_width_unscored(_: Trial) -> None:
     from fast.model import attention
 
     rewrite(attention, "_read_blocks", "jax.lax.switch(level,", "jax.lax.switch(level * 0,")
+
+
+BRANCHES: dict[str, tuple[str, str, str, str]] = json.loads(
+    Path(__file__).with_name("branches.json").read_text(encoding="utf-8")
+)
+"""Branches inside compiled programs, which coverage cannot see: places where a `where`, a `switch` or a loop of the
+arithmetic decides by values or by a count. By what goes wrong where it is flipped: module, function, text, other text.
+That a flip is found proves that a case reaches the branch. A test holds the list against the code."""
+
+
+def _flip(flip: tuple[str, str, str, str], _: Trial) -> None:
+    module, function, old, new = flip
+    rewrite(import_module(module), function, old, new)
+
+
+for _name, _change in BRANCHES.items():
+    _plant = partial(_flip, _change)
+    _plant.__doc__ = f"In a compiled program: {_name}."
+    fault("", "", case=None, mode="auto", name=f"branch: {_name}")(_plant)

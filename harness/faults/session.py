@@ -52,14 +52,14 @@ def judge(fault: Fault | None, said: Sequence[Any]) -> str | None:
     for place, (check, message, *_) in enumerate(proofs):
         where = "" if fault.case else ("--quick: ", "the whole gate: ")[place]
         if check is None:
-            return f"{where}slipped through, expected {fault.check!r} to catch it"
-        if check != fault.check:
+            return f"{where}slipped through, expected {fault.check or 'any check'!r} to catch it"
+        if fault.check and check != fault.check:
             levels = CHECKS[check].level, CHECKS[fault.check].level
             return f"{where}caught by {check!r} ({levels[0]}), expected {fault.check!r} ({levels[1]}): {message}"
         missing = [words for words in fault.named if words not in message]
         if missing:
             return f"{where}its message lacks {missing}: {message}"
-    if last[0] == fault.check:
+    if fault.check and last[0] == fault.check:
         return f"still caught by {fault.check!r} although that check was taken out"
     return None
 
