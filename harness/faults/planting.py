@@ -29,6 +29,7 @@ def rewrite(owner: ModuleType | type, name: str, old: str, new: str) -> None:
         raise CannotPlant(f"{owner.__name__}: has no {name}: adapt the fault to the code")
     function = inspect.unwrap(vars(owner)[name])
     source = textwrap.dedent(inspect.getsource(function))
+    source = source.replace("super()", f"super({owner.__name__}, self)")  # compiled alone, it is in no class
     if source.count(old) != 1:
         place = f"{getattr(owner, '__module__', owner.__name__)}.{name}"
         raise CannotPlant(
