@@ -45,7 +45,10 @@ def rewrite(owner: ModuleType | type, name: str, old: str, new: str) -> None:
     )
     made: dict[str, Any] = {}
     exec(code, vars(module), made)
-    setattr(owner, name, made[name])
+    if isinstance(owner, type):
+        setattr(owner, name, made[name])
+    else:  # in place: others may have imported it by name
+        function.__code__ = inspect.unwrap(made[name]).__code__
 
 
 def replace_function(owner: ModuleType | type, name: str, make: Callable[[Any], Any]) -> None:

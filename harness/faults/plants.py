@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 
 from harness.faults.fault import Trial, fault
-from harness.faults.planting import replace_function, rewrite
-
-
-@fault("row ids", "prompt 0, position 11")
-def lost_eos_reset(_: Trial) -> None:
-    """A context looks through EOS into the document before."""
-    from fast.engine import hashing
-
-    rewrite(hashing, "_context", "cut | (columns[lag] == constants.eos)", "cut")
+from harness.faults.planting import replace_function
 
 
 @fault("row ids", "position 64, head 0")
@@ -53,33 +45,6 @@ def float32_multiplier(_: Trial) -> None:
 def reversed_multipliers(_: Trial) -> None:
     """The multipliers are taken oldest token first."""
     with_multipliers(lambda values: values[::-1])
-
-
-@fault("logits", "blk.3.mixer at position")
-def tail_block_dropped(_: Trial) -> None:
-    """A query sees its best blocks and itself, not the other tokens of the unfinished block."""
-    from fast.model import attention
-
-    old = "complete[:, None] * ratio + jnp.arange(ratio) <= positions[:, None]"
-    rewrite(attention, "_read_blocks", old, old.replace("<=", "=="))
-
-
-@fault("logits", "blk.3.mixer at position", case="tiny-ties")
-def tie_rule_changed(_: Trial) -> None:
-    """Of blocks that score alike the highest is kept."""
-    from fast.model import attention
-
-    old = "return jax.lax.top_k(scores, budget)[1]"
-    new = "return scores.shape[1] - 1 - jax.lax.top_k(scores[:, ::-1], budget)[1]"
-    rewrite(attention, "_best_blocks", old, new)
-
-
-@fault("PLE layer", "blk.1.ple at position")
-def sign_lost(_: Trial) -> None:
-    """The PLE gate forgets the sign of the agreement."""
-    from fast.model import ple
-
-    rewrite(ple, "ple_gated", "jnp.sign(agreement) * root", "root")
 
 
 @fault("tokens", "generated token", "the margin is large enough")

@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.cases.models import model_path
 from harness.faults.fault import Trial, fault
-from harness.faults.planting import flipped_copy, replace_function, rewrite
+from harness.faults.planting import flipped_copy, replace_function
 
 
 @fault("packed rows", "token 6, head 2", "byte 11 of the row")
@@ -113,14 +113,6 @@ def golden_of_other_rows(trial: Trial) -> None:
     first, *rest = trial.golden.prompts
     digests = (first.row_digests[0], "0" * 64, *first.row_digests[2:])
     trial.golden = replace(trial.golden, prompts=(replace(first, row_digests=digests), *rest))
-
-
-@fault("mode evidence", "no uncached descriptor of the table", mode="direct-uncached", rows_only=True)
-def uncached_through_the_cache(_: Trial) -> None:
-    """The mode that reads past the page cache opens the file as any other does, and says nothing."""
-    from fast.rows.table_files import TableFiles
-
-    rewrite(TableFiles, "__init__", "open_read_only(segment.path, flags)", "open_read_only(segment.path)")
 
 
 @fault("mode evidence", "pages were advised before they were touched, expected all", mode="prefetch", rows_only=True)

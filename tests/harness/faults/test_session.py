@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,6 @@ import pytest
 
 from harness.faults import session
 from harness.faults.fault import Fault, faults
-from harness.faults.gate_plants import BRANCHES
 from harness.gate.checks import CHECKS
 
 ROOT = Path(__file__).parents[3]
@@ -45,6 +45,8 @@ IN_BOTH_FORMS = (
     "row skipped after the first chunk",
 )
 NOT_FLIPPED = {
+    "_outcome": 2,  # logits that are not finite: no case has any, tests/fast/engine/test_nonfinite.py has
+    "_marked": 1,  # the same
     "ple_gated": 1,  # a lower bound on a root, far below what any agreement comes to
     "_grouped": 1,  # experts so large that their tiles go through in groups: no small model has any
     "_block_scores": 1,  # a last tile that is no whole one is moved back
@@ -59,7 +61,7 @@ def test_session_has_the_ten_faults_and_proves_every_check() -> None:
 
 def test_faults_of_rare_places_must_be_found_by_both_forms_of_the_gate() -> None:
     both = {fault.name for fault in FAULTS.values() if fault.case is None}
-    assert both == {*IN_BOTH_FORMS, *(f"branch: {name}" for name in BRANCHES)}
+    assert both == {*IN_BOTH_FORMS, *(name for name in FAULTS if name.startswith("branch: "))}
 
 
 def test_every_branch_of_a_compiled_program_is_flipped() -> None:
@@ -71,9 +73,10 @@ def test_every_branch_of_a_compiled_program_is_flipped() -> None:
         if isinstance(function, ast.FunctionDef):
             calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
             found[function.name] += sum(isinstance(call, ast.Attribute) and call.attr in decides for call in calls)
-    flipped = Counter(function for _, function, _, _ in BRANCHES.values())
+    branches = tomllib.loads((ROOT / "harness/faults/faults.toml").read_text("utf-8"))["branches"]
+    flipped = Counter(function for _, function, _, _ in branches.values())
     missing = {name: count for name, count in found.items() if count > flipped[name] + NOT_FLIPPED.get(name, 0)}
-    assert not missing, f"write a flip into harness/faults/branches.json: {missing}"
+    assert not missing, f"write a flip into harness/faults/faults.toml: {missing}"
     assert set(flipped) <= {name for name, count in found.items() if count}
 
 
@@ -162,5 +165,5 @@ def test_a_trial_that_hangs_is_a_problem_and_the_others_still_run(
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.name)
 def test_fault_names_a_check_and_words(fault: Fault) -> None:
     assert fault.check in CHECKS or fault.case is None
-    assert fault.named
+    assert fault.named or fault.name.startswith("branch: ")
     assert len(fault.about) > 10
