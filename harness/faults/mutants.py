@@ -6,7 +6,7 @@ file leaves the choice as it was. Left out, because no rows and no tokens depend
 - `raise` and `warn`, and what stands before a `raise` under the same `if` or `except`: it makes the message. What is
   refused is decided by the condition, which is mutated;
 - guards against what cannot happen: `assert`, and the keywords of `_GUARDS`;
-- what only sets counters or times, and the files of `MEASURES`, which measure and answer nothing.
+- what only sets counters or times, and the files of `NO_ANSWERS`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any
 
 from harness.faults.child import ROOT
 
-MEASURES = {
+NO_ANSWERS = {
     "fast/rows/counters.py": "what a gather cost",
     "fast/rows/probe.py": "how fast the device is",
     "fast/rows/residency.py": "what is in memory, and eviction, for cold measurements",
     "fast/engine/timings.py": "where time goes",
     "fast/engine/memory.py": "the memory that a model will need",
+    "fast/engine/nonfinite.py": "where logits began not to be finite, for an error's text",
 }
 _GUARDS = ("strict", "frozen", "repr", "maxsize", "maxlen", "stacklevel")
 _COUNTED = ("counters", "stats", "timings")  # objects that hold measurements and nothing else
@@ -99,7 +100,7 @@ class Mutant:
 def mutated_files() -> list[str]:
     """Every file that mutants are made of."""
     files = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "fast").rglob("*.py"))
-    return [file for file in files if file not in MEASURES]
+    return [file for file in files if file not in NO_ANSWERS]
 
 
 def mutants_of(file: str, source: str) -> list[Mutant]:

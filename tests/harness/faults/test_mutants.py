@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from harness.faults.child import ROOT
-from harness.faults.mutants import MEASURES, mutants_of, mutated, mutated_files, sample
+from harness.faults.mutants import NO_ANSWERS, mutants_of, mutated, mutated_files, sample
 
 FILE = "fast/rows/some.py"
 
@@ -135,5 +135,5 @@ def test_an_edit_elsewhere_in_a_file_leaves_the_choice_as_it_was() -> None:
 
 def test_every_file_of_fast_is_mutated_or_said_why_not() -> None:
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fast").rglob("*.py")}
-    assert set(mutated_files()) | set(MEASURES) == files
-    assert all(MEASURES.values())
+    assert set(mutated_files()) | set(NO_ANSWERS) == files
+    assert all(NO_ANSWERS.values())
