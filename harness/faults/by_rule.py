@@ -62,16 +62,11 @@ class Baseline:
     lines: dict[str, dict[str, set[int]]] = field(default_factory=dict)
 
     def steps_for(self, mutant: Mutant) -> list[str]:
-        """The steps that may notice it, cheapest first; rows are another thread's at times, so that they always run.
-
-        Of a file of `fast/rows` that no program is compiled from, rows show it, and the tokens of one case the rest.
-        """
+        """The steps that may notice it, in order; rows are read by threads that are not traced, and always run."""
         changed = set(range(mutant.line, mutant.last_line + 1))
-        steps = [name for name in STEPS if self.lines[name].get(mutant.file, set()) & changed]
-        if mutant.file.startswith("fast/rows") and not mutant.file.endswith("dequantize.py"):
-            tokens = [name for name in steps if name not in _ROWS]
-            steps = _ROWS + sorted(tokens, key=self.wall_s.__getitem__)[:1]
-        return sorted(steps, key=lambda name: (name not in _ROWS, self.wall_s[name]))
+        reached = [name for name in STEPS if self.lines[name].get(mutant.file, set()) & changed]
+        always = _ROWS if mutant.file.startswith("fast/rows") else []
+        return [name for name in STEPS if name in reached or name in always]
 
 
 def run_by_rule(count: int = COUNT, workers: int = 1, fresh: bool = False, results: Path = RESULTS) -> int:

@@ -18,7 +18,7 @@ from harness.faults.child import ROOT, Send
 from harness.faults.fault import Trial, faults
 from harness.gate.checks import CHECKS, CONTROL, ORDER, Finding
 from harness.gate.choice import choose
-from harness.gate.run import GateOptions, run_gate, run_gates
+from harness.gate.run import GateOptions, Job, run_gate, run_gates
 from harness.gate.verdicts import GateResult
 from harness.synth import cache_folder
 from model_file.errors import InputError
@@ -29,37 +29,23 @@ Said = tuple[str | None, str, float]
 
 @dataclass(frozen=True)
 class Step:
-    """A part of the gate. modes: none named means every one."""
+    """A part of `plegate gate --quick`. cases: None for all. modes: none named means every one."""
 
-    case: str
+    name: str
+    cases: tuple[str, ...] | None = None
     modes: tuple[str, ...] = ()
     rows_only: bool = False
-
-    @property
-    def name(self) -> str:
-        """How results spell it."""
-        return f"{self.case}: {'rows' if self.rows_only else 'tokens'}"
 
 
 STEPS = {
     step.name: step
     for step in (
-        Step("tiny", rows_only=True),
-        Step("tiny-quant", rows_only=True),
-        Step("pico-varied", rows_only=True),
-        Step("nano-texts", rows_only=True),
-        Step("tiny-quant", ("auto",)),
-        Step("tiny", ("auto",)),
-        Step("tiny-ties", ("auto",)),
-        *(Step(f"pico-{name}", ("auto",)) for name in ("texts", "edges", "varied", "eos", "repeats", "deep")),
-        Step("nano-texts", ("auto",)),
-        Step("nano-edges", ("auto",)),
-        Step("nano-repeats", ("auto",)),
-        Step("nano-4096", ("auto",)),
-        Step("nano-long", ("auto",)),
+        Step("rows", rows_only=True),
+        Step("first tokens", ("pico-eos",), ("auto",)),
+        Step("all tokens", None, ("auto",)),
     )
 }
-"""Equal rows give equal tokens, so that rows are read in every mode and tokens run in one."""
+"""Cheapest first. Equal rows give equal tokens: rows are read in every mode, and tokens run in one."""
 
 
 def say_steps(send: Send, names: Sequence[str], cover: bool) -> None:
@@ -74,9 +60,12 @@ def say_steps(send: Send, names: Sequence[str], cover: bool) -> None:
         step = STEPS[name]
         started = time.perf_counter()
         _end_at_first_finding(lambda check, message: send((name, check, message, 0.0)))  # noqa: B023
-        case = replace(case_by_id(step.case), modes=None)
-        case = replace(case, generate=0) if step.rows_only else case
-        result = _run([case], {case.id: _golden(case.id)}, step.modes)
+        jobs, options = _default(quick=True)
+        path, cases = jobs[0]
+        cases = [case for case in cases if step.cases is None or case.id in step.cases]
+        cases = [replace(case, generate=0) for case in cases] if step.rows_only else cases
+        options = replace(options, goldens={case.id: _golden(case.id) for case in cases})
+        result = run_gates([(path, cases)], parse_modes(step.modes), options)
         refused = next((mode for mode in result.modes if mode.not_run), None)
         if refused is not None:
             send((name, "not run", f"{refused.name}: {refused.not_run}", 0.0))
@@ -121,9 +110,13 @@ def _say_case(trial: Trial, without: Collection[str]) -> Said:
 def _say_default(mode: str, quick: bool, without: Collection[str]) -> Said:
     """What `plegate gate`, or its short form, says of one mode."""
     started = time.perf_counter()
-    options = GateOptions(without=without)
-    jobs, options = choose(None, [], ([], [], []), None, quick, None, False, options, lambda _: None)
+    jobs, options = _default(quick, without)
     return _first(run_gates(jobs, parse_modes([mode]), options), started)
+
+
+def _default(quick: bool, without: Collection[str] = ()) -> tuple[list[Job], GateOptions]:
+    """What `plegate gate` runs where nothing is given."""
+    return choose(None, [], ([], [], []), None, quick, None, False, GateOptions(without=without), lambda _: None)
 
 
 def _run(

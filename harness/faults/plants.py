@@ -110,13 +110,3 @@ def logits_wrong_between_probes(_: Trial) -> None:
         return feed_batch
 
     replace_function(FastEngine, "feed_batch", scaling)
-
-
-@fault("variations", "restored: first difference in tokens", case="pico-varied", mode="auto")
-def restored_without_its_memory(_: Trial) -> None:
-    """A restored sequence has its keys and values, and nothing of what its delta nets remember."""
-    from fast.engine.sequence import Sequence
-
-    old = "recurrent = jax.tree_util.tree_unflatten(structure, [jnp.array(leaf) for leaf in saved.recurrent])"
-    new = "recurrent = fresh_state(self.engine.plan, caches=False).recurrent"
-    rewrite(Sequence, "restore", old, new)

@@ -32,10 +32,10 @@ from harness.cases.models import model_path
 from harness.cases.registry import case_by_id
 from harness.gate import run as gate
 from harness.answers.store import read_golden
-from harness.faults import plants
+from harness.faults.fault import faults
 from model_file.errors import InputError
 
-plants.tail_block_dropped(None)
+faults()["tail block dropped"].plant(None)
 whole, golden = case_by_id("tiny-quant"), read_golden("tiny-quant")
 case = replace(whole, modes=None, prompts=whole.prompts[:1], generate=1, repeats=1)
 options = gate.GateOptions(goldens={case.id: replace(golden, prompts=golden.prompts[:1])})
