@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -11,7 +12,18 @@ from model_file.config import ModelConfig, PleConfig
 from model_file.errors import InputError
 from model_file.hash_constants import CHECKPOINT_SEED, HashConstants, checkpoint_multipliers, offsets_of, prime_sizes
 
-EPSILON = float(np.float32(1e-6))  # as the file will hold it
+plain_config = partial(
+    ModelConfig,
+    name="",  # which the recipe gives
+    rms_eps=float(np.float32(1e-6)),  # as the file will hold it
+    skipped_layers=(),
+    head_ratio=0,
+    attention_scale=0.0,
+    rope_base=1e7,
+    rope_divisor=1.0,
+    expert_weights_scale=0.0,
+)
+"""A configuration with what all made models have in common."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ def fitted_hash(
 
 
 def every(interval: int, blocks: int) -> tuple[bool, ...]:
-    """Which layers are delta nets where every so manieth is attention."""
+    """Which layers are delta nets, where the last of each `interval` layers is attention."""
     return tuple((block + 1) % interval != 0 for block in range(blocks))
 
 
@@ -65,24 +77,17 @@ def ratios(ratio: int, linear: tuple[bool, ...]) -> tuple[int, ...]:
 
 
 _NANO_LAYERS, _NANO_VOCAB, _NANO_ROWS = every(4, 8), 4096, 1_000_064
-_NANO = ModelConfig(
-    name="nano",
+_NANO = plain_config(
     vocab=_NANO_VOCAB,
     context=65536,
     width=640,
     streams=4,
     low_rank=32,
-    rms_eps=EPSILON,
     linear_layers=_NANO_LAYERS,
-    skipped_layers=(),
-    head_ratio=0,
     heads=8,
     kv_heads=2,
     head_width=64,
-    attention_scale=0.0,
     rope_width=32,
-    rope_base=1e7,
-    rope_divisor=1.0,
     indexer_heads=8,
     indexer_width=64,
     top_k=64,
@@ -95,31 +100,23 @@ _NANO = ModelConfig(
     experts_used=4,
     expert_width=64,
     shared_width=64,
-    expert_weights_scale=0.0,
     ple=PleConfig(layer=1, hash=fitted_hash(_NANO_ROWS, 3, 2, _NANO_VOCAB, eos=1), row_width=160, conv_kernel=4),
 )
 
 # The smallest shape with all of a model's parts: four-grams, blocks of three tokens, two groups of keys and values. Its
 # attention is the last layer, so that a near-tie between blocks changes one position and no other.
 _PICO_LAYERS = every(3, 3)
-_PICO = ModelConfig(
-    name="pico",
+_PICO = plain_config(
     vocab=512,
     context=16384,
     width=192,
     streams=2,
     low_rank=16,
-    rms_eps=EPSILON,
     linear_layers=_PICO_LAYERS,
-    skipped_layers=(),
-    head_ratio=0,
     heads=4,
     kv_heads=2,
     head_width=32,
-    attention_scale=0.0,
     rope_width=16,
-    rope_base=1e7,
-    rope_divisor=1.0,
     indexer_heads=2,
     indexer_width=32,
     top_k=24,
@@ -132,31 +129,23 @@ _PICO = ModelConfig(
     experts_used=2,
     expert_width=32,
     shared_width=32,
-    expert_weights_scale=0.0,
     ple=PleConfig(layer=1, hash=fitted_hash(200_000, 4, 2, 512, eos=1), row_width=32, conv_kernel=4),
 )
 
 
 def _flash_next(blocks: int, experts: int, experts_used: int, vocab: int, constants: HashConstants) -> ModelConfig:
     """Flash-Next's sizes per layer, with another number of layers and experts."""
-    return ModelConfig(
-        name="flash-next",
+    return plain_config(
         vocab=vocab,
         context=262144,
         width=2560,
         streams=4,
         low_rank=320,
-        rms_eps=EPSILON,
         linear_layers=every(4, blocks),
-        skipped_layers=(),
-        head_ratio=0,
         heads=24,
         kv_heads=2,
         head_width=256,
-        attention_scale=0.0,
         rope_width=64,
-        rope_base=1e7,
-        rope_divisor=1.0,
         indexer_heads=4,
         indexer_width=128,
         top_k=2048,
@@ -169,7 +158,6 @@ def _flash_next(blocks: int, experts: int, experts_used: int, vocab: int, consta
         experts_used=experts_used,
         expert_width=640,
         shared_width=640,
-        expert_weights_scale=0.0,
         ple=PleConfig(layer=1, hash=constants, row_width=160, conv_kernel=4),
     )
 

@@ -6,7 +6,7 @@ from random import Random
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from harness.synth.presets import EPSILON, Preset, fitted_hash
+from harness.synth.presets import Preset, fitted_hash, plain_config
 from harness.synth.recipe import Recipe
 from harness.synth.table import TABLE_MASKS
 from model_file.config import ModelConfig, PleConfig
@@ -64,28 +64,22 @@ def _config(draw: Random, rows: int, row_unit: int) -> ModelConfig:
     kv_heads, key_heads = draw.randrange(1, 5), draw.randrange(1, 5)
     head_width, indexer_width = draw.choice([8, 16, 32]), draw.choice([16, 32])
     vocab, experts = draw.randrange(300, 600), draw.randrange(2, 9)
-    return ModelConfig(
-        name="random",
+    return plain_config(
         vocab=vocab,
         context=4096,
         width=width,
         streams=draw.randrange(1, 5),
         low_rank=draw.choice([3, 8, 16]),
-        rms_eps=EPSILON,
         linear_layers=tuple(linear),
-        skipped_layers=(),
         heads=kv_heads * draw.randrange(1, 4),
         kv_heads=kv_heads,
         head_width=head_width,
-        attention_scale=0.0,
         rope_width=draw.randrange(2, min(head_width, indexer_width) + 1, 2),
         rope_base=draw.choice([1e4, 1e7]),
-        rope_divisor=1.0,
         indexer_heads=draw.choice([6, 8]),  # with few, scores of exactly 0 are common, and so are ties
         indexer_width=indexer_width,
         top_k=max(*ratios, 2) * draw.randrange(1, 6) + draw.randrange(2),
         compress_ratios=ratios,
-        head_ratio=0,
         delta_key_heads=key_heads,
         delta_value_heads=key_heads * draw.randrange(1, 4),
         delta_width=draw.choice([8, 16]),
@@ -94,7 +88,6 @@ def _config(draw: Random, rows: int, row_unit: int) -> ModelConfig:
         experts_used=draw.randrange(1, experts + 1),
         expert_width=draw.choice([8, 24, 32]),
         shared_width=draw.choice([8, 16, 40]),
-        expert_weights_scale=0.0,
         ple=PleConfig(
             layer=draw.choice([layer for layer, is_linear in enumerate(linear) if is_linear]),
             hash=fitted_hash(rows, order, per_order, vocab, eos=draw.randrange(vocab)),
