@@ -130,7 +130,7 @@ class RowJudge:
             packed = reader.gather(expected.ids, out=_poisoned(expected.packed))
             if number == 0 and cold and not verdict.not_cold:
                 verdict.timed["cold"] = reader.last.as_dict()
-            again = reader.gather(expected.ids)
+            again = reader.gather(expected.ids, out=_poisoned(expected.packed))
             if number == 0:
                 reader.gather(expected.ids)
                 verdict.timed["warm"] = reader.last.as_dict()
