@@ -58,8 +58,8 @@ def advise(
         rows_per_token = rows_per_token_of(opened.metadata, opened.architecture)
     if seed is None:
         seed = int.from_bytes(os.urandom(4), "little")
-    with stages() as tell:
-        advice = advise_table(model, table, rows_per_token, depth, seed, tell)
+    with stages() as progress:
+        advice = advise_table(model, table, rows_per_token, depth, seed, progress)
     where = storage_facts(table.segments[0].path)
     disk = f"{where['file_system'] or 'an unknown file system'} on {where['disk'] or 'an unknown disk'}"
     _print(advice, f"{model}: {table.rows:,} rows of {table.row_bytes} bytes ({table.type.name}), {disk}")

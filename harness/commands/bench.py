@@ -148,8 +148,8 @@ def bench(
     limits = _limits(repeats, resolve, budget)
     asked: dict[str, Any] = {"memory_limit_bytes": memory_limit and byte_count(memory_limit, "--memory-limit")}
     asked |= {"drop_caches": drop_caches, "least_unique": least_unique, "tokens": _prompt(tokens), **limits}
-    with stages() as tell:
-        path = model or ensure_model("nano", cache_dir, tell)
+    with stages() as progress:
+        path = model or ensure_model("nano", cache_dir, progress)
         if resume:
             plan = _checked_plan(store.read(), path)
             _check_same(context, matrix, baseline, asked, plan)
@@ -159,7 +159,7 @@ def bench(
         folder = cache_folder(cache_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with store.alone():
-            results = Runner(store, plan, path, folder, tell).run()
+            results = Runner(store, plan, path, folder, progress).run()
     summaries = summarise(results)
     found = caveats(results, summaries)
     print_summary(results, summaries, found)

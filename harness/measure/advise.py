@@ -21,7 +21,7 @@ from harness.measure.arms import DEVICE, TWIN, Arm
 from harness.measure.cells import COLD, STATES, WARM, Group, Workload
 from harness.measure.machine import machine_facts, model_facts
 from harness.measure.plan import Matrix
-from harness.measure.runner import Runner, Tell
+from harness.measure.runner import Progress, Runner
 from harness.measure.statistics import FASTER, FEWEST_FOR_CLAIM, summarise
 from harness.measure.store import Results, RunPlan, Store
 
@@ -129,7 +129,9 @@ class Advice:
         return asdict(self) | {name: getattr(self, name) for name in names} | {"advice": sentences(self)}
 
 
-def advise_table(model: Path, table: Table, rows_per_token: int, depth: int | None, seed: int, tell: Tell) -> Advice:
+def advise_table(
+    model: Path, table: Table, rows_per_token: int, depth: int | None, seed: int, progress: Progress
+) -> Advice:
     """Measure device and modes. depth: the queue depth of the io_uring modes.
 
     Raises: CannotRun where residency cannot be verified at all.
@@ -152,7 +154,7 @@ def advise_table(model: Path, table: Table, rows_per_token: int, depth: int | No
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "run")
         store.create(plan := RunPlan(matrix, facts, machine_facts(model), 0.0, seed=seed))
-        results = Runner(store, plan, model, Path(folder), tell).run()
+        results = Runner(store, plan, model, Path(folder), progress).run()
     if results.changed:
         raise CannotRun(results.changed)
     return advice_of(results, memory, perf_counter() - started)

@@ -27,7 +27,7 @@ class Limit:
     problem: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """What the cell is told, as plain values."""
+        """What the process is started with, as plain values."""
         group = str(self.group) if self.group else None
         return {"kind": self.kind, "size_bytes": self.size_bytes, "group": group, "problem": self.problem}
 

@@ -23,7 +23,7 @@ from harness.measure.stream import Tokens
 MOST_FAILURES = 2  # a process that ended more often than this in one repeat is not started again in it
 MEMORY_SHARE = 0.6  # of what is available: arms that need more together are measured one after the other
 PROCESS_BYTES = 700 << 20  # that a process with a model needs beside its weights
-Tell = Callable[[str, int, int, float | None], None]
+Progress = Callable[[str, int, int, float | None], None]
 """Receives what is going on, cells done, cells in all, and the seconds left where they are known."""
 
 
@@ -36,7 +36,7 @@ def _as_it_is(_: Cell) -> float:
 
 
 class Opened(Protocol):
-    """An arm that is ready to be measured. spec: what it was told first."""
+    """An arm that is ready to be measured. spec: what it was started with."""
 
     spec: dict[str, Any]
 
@@ -53,9 +53,9 @@ class Runner:
     """Measures what is missing from a folder of results."""
 
     def __init__(
-        self, store: Store, plan: RunPlan, model: Path, cache_dir: Path, tell: Tell, slower: Slower = _as_it_is
+        self, store: Store, plan: RunPlan, model: Path, cache_dir: Path, progress: Progress, slower: Slower = _as_it_is
     ) -> None:
-        self._store, self._plan, self._tell, self._slower = store, plan, tell, slower
+        self._store, self._plan, self._progress, self._slower = store, plan, progress, slower
         self._model, self._cache_dir = model.resolve(), cache_dir.resolve()
         facts, given = plan.model, tuple(plan.tokens) if plan.tokens is not None else None
         avoid = (facts["eos"],) if facts["eos"] < facts["vocab"] else ()
@@ -119,7 +119,7 @@ class Runner:
         for arm in arms.values() if works else ():
             if arm.mode in OUTSIDE:
                 continue
-            self._tell(f"preparing {arm.name}: programs and the states of the depths", 0, self._session["of"], None)
+            self._progress(f"preparing {arm.name}: programs and the states of the depths", 0, self._session["of"], None)
             with ExitStack() as stack:
                 try:
                     process = self._start(arm, stack)
@@ -202,7 +202,7 @@ class Runner:
         return {**settings, "cache_dir": programs}
 
     def spec(self, arm: Arm) -> dict[str, Any]:
-        """What an arm's process is told first."""
+        """What an arm's process is started with."""
         needs_model = any(work.needs_model for work in self._plan.matrix.workloads)
         spec: dict[str, Any] = {"model": str(self._model), "mode": arm.mode, "row_settings": arm.row_settings}
         spec |= {"needs_model": needs_model, "hashed": self._plan.model["vocab"] > 0}
@@ -235,7 +235,7 @@ class Runner:
         if session["of"] and session["cells"]:
             left_s = (session["of"] - session["cells"]) * session["took_s"] / session["cells"]
         total = done + session["of"] - session["cells"] if session["of"] else 0
-        self._tell(f"{cell.group.title}: {cell.arm}, repeat {cell.repeat + 1}", done, total, left_s)
+        self._progress(f"{cell.group.title}: {cell.arm}, repeat {cell.repeat + 1}", done, total, left_s)
 
 
 class Crew:

@@ -25,7 +25,7 @@ STEADY = 1.10  # a probe that moved by more is reported
 BUSY_CORES = 0.5  # a run beside which others kept more than this busy says nothing about the code
 EARLIER_RUNS = 5  # how many of the first and of the last earlier runs a new one is compared with
 MAD_TO_SIGMA = 1.4826  # of a normal distribution
-FEWEST_FOR_WHOLE = 8  # cells from which it can be told that a whole run is slower
+FEWEST_FOR_WHOLE = 8  # cells from which a whole run can be called slower
 
 
 @dataclass(frozen=True)
