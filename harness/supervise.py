@@ -241,4 +241,7 @@ def _say(lines: list[str]) -> None:
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))
-    os.execv(sys.argv[2], sys.argv[2:])
+    try:
+        os.execv(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        sys.exit(f"{sys.argv[2]}: cannot be run: {error.strerror}")

@@ -300,7 +300,7 @@ def test_an_interrupt_of_the_process_group_comes_once() -> None:
 
 def test_a_server_ends_with_the_command_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No process and no port of llama-server stays behind."""
-    from harness.engines import llama_cpp
+    from harness.engines import llama_server
 
     body = (
         "import subprocess\n"
@@ -326,9 +326,9 @@ def test_a_server_ends_with_the_command_that_is_killed(monkeypatch: pytest.Monke
         started.append(command)
         raise Started
 
-    monkeypatch.setattr(llama_cpp.tempfile, "TemporaryFile", io.BytesIO)
-    monkeypatch.setattr(llama_cpp.subprocess, "Popen", start)
+    monkeypatch.setattr(llama_server.tempfile, "TemporaryFile", io.BytesIO)
+    monkeypatch.setattr(llama_server.subprocess, "Popen", start)
     with pytest.raises(Started):
-        llama_cpp.LlamaServer(Path("/bin/true"), Path("model"), 64, 1)
-    before = llama_cpp.dying_with_us()
+        llama_server.LlamaServer(Path("/bin/true"), Path("model"), 64, 1)
+    before = llama_server.dying_with_us()
     assert started[0][: len(before) + 1] == [*before, "/bin/true"]
