@@ -12,7 +12,6 @@ import errno
 import io
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -46,7 +45,7 @@ from harness.errors import (
     EXIT_PIPE,
     CannotRun,
 )
-from harness.pages.tables import ANY_WIDTH, NARROWEST, printable
+from harness.pages.tables import NARROWEST, columns_of, printable
 from model_file.errors import InputError
 
 _INTERRUPTED = "stopped; results are written whole or not at all"
@@ -150,8 +149,8 @@ app = typer.Typer(
     ),
 )
 
-if (shutil.get_terminal_size((ANY_WIDTH, 1)).columns) < NARROWEST:
-    os.environ.setdefault("TERMINAL_WIDTH", "80")  # typer's: its frames would leave one letter a line
+if columns_of(sys.stdout) < NARROWEST or os.environ.get("COLUMNS") == "0":
+    os.environ.setdefault("TERMINAL_WIDTH", "80")  # typer's: its frames would leave a letter a line, or nothing
 
 for _command in (gate, rows, advise, inspect, run, logits, synth, bench, report, trend):
     app.command()(strict(_command))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -64,12 +65,21 @@ def printable(text: str) -> str:
     return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
-def screen(*, stderr: bool = False) -> Console:
-    """Where results go (or progress), at the width of the terminal; COLUMNS=0 and no terminal mean no limit."""
-    found = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+def columns_of(stream: TextIO | None) -> int:
+    """The width to write for: that of a terminal, or COLUMNS; no limit where there is none, or it is said to be 0."""
     given = os.environ.get("COLUMNS", "")
-    limited = int(given) > 0 if given.isascii() and given.isdigit() else found.is_terminal
-    return found if limited else Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=ANY_WIDTH)
+    if given.isascii() and given.isdigit() and (columns := int(given)):
+        return min(columns, ANY_WIDTH)
+    try:
+        return (os.get_terminal_size(stream.fileno()).columns if stream else 0) or ANY_WIDTH
+    except (OSError, ValueError):  # a file, a pipe, or closed
+        return ANY_WIDTH
+
+
+def screen(*, stderr: bool = False) -> Console:
+    """Where results go (or progress), at the width of the terminal."""
+    width = columns_of(sys.stderr if stderr else sys.stdout)
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
 
 
 def print_line(text: str, console: Console | None = None) -> None:
