@@ -22,7 +22,7 @@ def advise(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", min=0, metavar="N", help="Which random rows. Left out: others every time."),
+        typer.Option("--seed", min=0, metavar="N", help="Which random rows. Default: others every time."),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:

@@ -44,12 +44,12 @@ def bench(
         ),
     ] = "modes",
     state: Annotated[
-        list[str] | None, typer.Option("--state", metavar="cold|warm", help="Cache states. Left out: both.")
+        list[str] | None, typer.Option("--state", metavar="cold|warm", help="Cache states. Default: both.")
     ] = None,
     depth: Annotated[
         list[int] | None,
         typer.Option(
-            "--depth", metavar="TOKENS", help="Tokens before the workload. Left out: 0, 4096, 16384 and 32768."
+            "--depth", metavar="TOKENS", help="Tokens before the workload. Default: 0, 4096, 16384 and 32768."
         ),
     ] = None,
     workload: Annotated[
@@ -58,16 +58,16 @@ def bench(
             "--workload",
             metavar="KIND:TOKENS",
             help="prefill:N, decode:N, or rows alone, without the model: gather:N (all at once), steps:N (a token at a "
-            "time). Left out: prefill:512, prefill:2048, decode:128.",
+            "time). Default: prefill:512, prefill:2048, decode:128.",
         ),
     ] = None,
     repeats: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Repeats, each with new processes; fewer than 6 allow no claim. Left out: 8."),
+        typer.Option(metavar="N", help="Repeats, each with new processes; fewer than 6 allow no claim. Default: 8."),
     ] = None,
     blocks: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Measurements of every cell in a repeat. Left out: 2, more for few cells."),
+        typer.Option(metavar="N", help="Measurements of every cell in a repeat. Default: 2, more for few cells."),
     ] = None,
     resolve: Annotated[
         str | None,

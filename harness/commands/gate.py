@@ -52,10 +52,17 @@ def gate(
 ) -> None:
     """Judge every way of reading the table: same rows, byte for byte, and same tokens, id for id?
 
-    Without a MODEL it makes small ones on first use, `pico` and `nano` (with --quick only the smaller one), keeps them,
-    and compares with recorded goldens. A model and
-    prompts of your own are compared with the first mode. Each mode runs twice, and a mode that does not agree with
-    itself is `unsteady`. Models are opened read-only.
+    Without a MODEL it makes small ones on first use, `pico` and `nano` (with --quick `pico` alone), keeps them, and
+    compares with recorded goldens. With a model and prompts of yours it compares each mode with the first one. Each
+    mode runs twice, and a mode that does not agree with itself is `unsteady`. Models are opened read-only.
+
+    Examples:
+
+        plegate gate
+
+        plegate gate model.gguf --prompt "Once upon a time" --mode uring --mode auto --html gate.html
+
+        plegate gate model.gguf --mode mmap@copy.gguf --tokens ids.json
 
     Exit codes: 0 all modes equal, 1 a difference (the first one is named: prompt, token, head, row, byte, both values),
     2 bad input, 3 a mode that was asked for could not run here.

@@ -15,7 +15,7 @@ golden_app = typer.Typer(
     help="Recorded answers, with their provenance. A run never writes into goldens/: `record` writes a candidate "
     "elsewhere, `promote` moves it, with a reason.",
 )
-Cases = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Cases by name. Left out: all of them.")]
+Cases = Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Cases by name. Default: all of them.")]
 Candidates = Annotated[
     Path, typer.Option("--candidates", metavar="DIR", help="Where candidates are written and looked for.")
 ]
@@ -33,24 +33,28 @@ def check(
     """Answer every case again and compare with what is recorded: rows, intermediates, logits, tokens.
 
     Where a token differs it says whether the margin there was large enough. A missing golden is a failure that says how
-    to make it. Exit codes: 0 all equal, 1 a difference, 2 bad input, 3 a case's model is not here.
+    to make it.
+
+    Examples:
+
+        plegate golden check
+
+        plegate golden check tiny-quant --engine reference
+
+    Exit codes: 0 all equal, 1 a difference, 2 bad input, 3 a case's model is not here.
     """
     from harness.answers.store import golden_folder
-    from harness.commands.outputs import check_outputs
+    from harness.commands.outputs import outputs
     from harness.commands.progress import stages
     from harness.gate.golden_check import check_goldens
-    from harness.pages.gate_text import print_check
+    from harness.pages.gate_text import gate_as_json, print_check
 
-    check_outputs({"--json": json_file}, [Path(str(golden_folder()))])
+    write = outputs({"--json": json_file}, [Path(str(golden_folder()))])
     with stages() as report:
         checked = check_goldens(case or [], engine.value, mode, cache_dir, report)
     print_check(checked)
-    if json_file is not None:
-        from harness.atomic import write_json
-        from harness.pages.gate_text import gate_as_json
-
-        runs = [gate_as_json(checked.result)] if checked.result is not None else []
-        write_json(json_file, {"schema": "plegate.golden-check/2", "runs": runs})
+    runs = [gate_as_json(checked.result)] if checked.result is not None else []
+    write({"--json": lambda: {"schema": "plegate.golden-check/2", "runs": runs}})
     raise typer.Exit(checked.exit_code)
 
 
@@ -64,32 +68,37 @@ def record(
     candidates: Candidates = _DEFAULT,
     cache_dir: CacheDir = None,
 ) -> None:
-    """Run a case and write what it answers as a candidate; goldens/ is not touched."""
+    """Run a case and write what it answers as a candidate; goldens/ is not touched.
+
+    Example:
+
+        plegate golden record nano-texts
+
+    Exit codes: 0 written, 2 bad input, 3 an engine or a model is not here.
+    """
     from harness.answers.produce import produce
     from harness.answers.record import dumps
     from harness.answers.store import candidate_path, check_not_golden
-    from harness.atomic import write_text
     from harness.cases.models import model_path
     from harness.cases.registry import case_by_id
-    from harness.commands.outputs import check_outputs
+    from harness.commands.outputs import outputs
     from harness.commands.progress import stages
+    from harness.pages.tables import print_line
 
     chosen = case_by_id(case)
     check_not_golden(candidates)
     target = candidate_path(case, candidates)
-    check_outputs({"--candidates": target}, made=candidates)
+    write = outputs({"--candidates": target}, made=candidates)
     with stages() as report:
         path = model_path(chosen.model, cache_dir, report)
         golden = produce(chosen, path, engine.value, confirm, "candidate, not promoted", report)
     candidates.mkdir(parents=True, exist_ok=True)
-    write_text(target, dumps(golden))
+    write({"--candidates": lambda: dumps(golden)})
     margin, prompt, step = golden.smallest_margin
-    print(
-        f"{target}: {len(golden.prompts)} prompts, answers of {golden.producer['engine']}, "
-        f"confirmed by: {', '.join(golden.confirmed_by) or 'nobody'}"
-    )
-    print(f"smallest margin {margin:g} (prompt {prompt}, step {step}), needed {golden.needed_margin:g}")
-    print(f'next: plegate golden diff {case}; plegate golden promote {case} --reason "..."')
+    by = f"answers of {golden.producer['engine']}, confirmed by: {', '.join(golden.confirmed_by) or 'nobody'}"
+    print_line(f"{target}: {len(golden.prompts)} prompts, {by}")
+    print_line(f"smallest margin {margin:g} (prompt {prompt}, step {step}), needed {golden.needed_margin:g}")
+    print_line(f'next: plegate golden diff {case}; plegate golden promote {case} --reason "..."')
 
 
 @golden_app.command()
@@ -100,11 +109,19 @@ def promote(
     ] = "",
     candidates: Candidates = _DEFAULT,
 ) -> None:
-    """Make a candidate the golden. Refused without a reason, on a tree with uncommitted changes, for small margins."""
+    """Make a candidate the golden. Refused without a reason, on a tree with uncommitted changes, for small margins.
+
+    Example:
+
+        plegate golden promote nano-texts --reason "the prompts are longer"
+
+    Exit codes: 0 promoted, 2 refused (the reason is named).
+    """
     from harness.answers.promote import promote as move
     from harness.cases.registry import case_by_id
+    from harness.pages.tables import print_line
 
-    print(f"{move(case, reason, candidates, registered=case_by_id(case))}: promoted; commit it")
+    print_line(f"{move(case, reason, candidates, registered=case_by_id(case))}: promoted; commit it")
 
 
 @golden_app.command()
@@ -112,10 +129,19 @@ def diff(
     case: Annotated[str, typer.Argument(metavar="CASE", help="The case to compare.")],
     candidates: Candidates = _DEFAULT,
 ) -> None:
-    """Say how a candidate differs from its golden. Exit codes: 0 same answers, 1 different ones."""
+    """Say how a candidate differs from its golden.
+
+    Example:
+
+        plegate golden diff nano-texts
+
+    Exit codes: 0 same answers, 1 different ones, 2 bad input.
+    """
     from harness.answers.diff import differences
     from harness.answers.store import candidate_path, how_to_make, read_golden
     from harness.cases.registry import case_by_id
+    from harness.errors import EXIT_DIFFERENT, EXIT_EQUAL
+    from harness.pages.tables import print_line
     from model_file.errors import InputError
 
     case_by_id(case)
@@ -123,5 +149,6 @@ def diff(
     if new is None:
         raise InputError(f"{candidate_path(case, candidates)}: no such candidate; {how_to_make(case)}")
     lines = differences(old, new) if old is not None else ["there is no golden yet"]
-    print("\n".join(lines) if lines else f"{case}: candidate and golden answer alike")
-    raise typer.Exit(1 if lines else 0)
+    for line in lines or [f"{case}: candidate and golden answer alike"]:
+        print_line(line)
+    raise typer.Exit(EXIT_DIFFERENT if lines else EXIT_EQUAL)

@@ -35,6 +35,12 @@ def logits(
 
     The file is a NumPy archive: `tokens` int32[t], `logits` float32[t, vocab], `greedy` int32[N], `margin` float32[N]
     (top-1 minus top-2 logit of each greedy step).
+
+    Example:
+
+        plegate logits model.gguf --tokens ids.json --generate 32 --out logits.npz
+
+    Exit codes: 0 written, 2 bad input, 3 the engine or the mode cannot be run here.
     """
     import io
     from contextlib import ExitStack
@@ -42,16 +48,16 @@ def logits(
     import numpy as np
 
     from fast.rows import locate_table, open_rows
-    from harness.atomic import write_bytes
     from harness.cases.prompts import check_context, check_ids, read_one_prompt
-    from harness.commands.outputs import check_outputs
+    from harness.commands.outputs import outputs
     from harness.commands.progress import stages
     from harness.engines.settings import engine_settings
     from harness.engines.table import load_engine
+    from harness.pages.tables import print_line
     from model_file.config import config_from
     from model_file.gguf_file import open_gguf
 
-    check_outputs({"--out": out}, [model, tokens])
+    write = outputs({"--out": out}, [model, tokens])
     prompt = read_one_prompt(tokens)
     with ExitStack() as stack:
         stage = stack.enter_context(stages())
@@ -75,5 +81,7 @@ def logits(
         greedy=np.asarray([token for token, _ in steps], np.int32),
         margin=np.asarray([margin for _, margin in steps], np.float32),
     )
-    write_bytes(out, archive.getvalue())
-    print(f"{out}: logits {values.shape[0]} x {values.shape[1]}, {len(steps)} greedy tokens, {engine.value}, {mode}")
+    write({"--out": archive.getvalue})
+    print_line(
+        f"{out}: logits {values.shape[0]} x {values.shape[1]}, {len(steps)} greedy tokens, {engine.value}, {mode}"
+    )

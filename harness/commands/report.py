@@ -15,7 +15,7 @@ def report(
         Path, typer.Argument(metavar="DIR", help="A folder that `plegate bench --out DIR` made.")
     ] = DEFAULT_RESULTS,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the page goes. Left out: DIR/report.html.")
+        Path | None, typer.Option(metavar="FILE", help="Where the page goes. Default: DIR/report.html.")
     ] = None,
     baseline: Annotated[
         str | None, typer.Option(metavar="ARM", help="Compare with another arm than the run's own baseline.")

@@ -33,7 +33,7 @@ def run(
     ] = "auto",
     context: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Positions to make room for. Left out: what prompt and answer need."),
+        typer.Option(min=1, metavar="N", help="Positions to make room for. Default: what prompt and answer need."),
     ] = None,
     chunk: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of the prompt computed at a time.")] = 512,
     precision: Annotated[

@@ -27,7 +27,7 @@ def trend(
         typer.Option("--against", metavar="FILE", help="Compare with this run alone, not with those in DIR."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", metavar="KEY", help="The machine's folder. Left out: that of the newest run.")
+        str | None, typer.Option("--key", metavar="KEY", help="The machine's folder. Default: that of the newest run.")
     ] = None,
     keep_only: Annotated[bool, typer.Option("--keep-only", help="With --add: keep it, compare nothing.")] = False,
     busy_too: Annotated[
