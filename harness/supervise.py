@@ -39,7 +39,10 @@ def start() -> None:
     if sys.platform != "linux":
         return
     models, kills = _sizes(_named_models(sys.argv[1:])), _memory_kills()
-    reading, writing = os.pipe()
+    try:
+        reading, writing = _pipe()
+    except OSError:
+        return
     watched = {*_FORWARDED, signal.SIGCHLD}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody hears how a child ended
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -82,6 +85,19 @@ def die_with(parent: int) -> None:
 def dying_with_us() -> list[str]:
     """What to put before a command so that it ends with this process, also where this one is killed. Linux only."""
     return [sys.executable, "-P", __file__, str(os.getpid())] if sys.platform == "linux" else []
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe apart from descriptors 0 to 2, which may be closed: what is printed there must not come into it."""
+    import fcntl
+
+    low = os.pipe()
+    try:
+        reading, writing = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in low)
+    finally:
+        for end in low:
+            os.close(end)
+    return reading, writing
 
 
 def _watch(child: int, watched: set[signal.Signals]) -> tuple[int, bool]:

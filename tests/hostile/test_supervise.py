@@ -77,6 +77,14 @@ def test_an_interrupt_by_a_library_is_nobodys() -> None:
     assert (code, errors) == (130, "")
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_what_is_printed_to_closed_output_is_no_result(closed: str) -> None:
+    """A pipe would take the place of what is closed."""
+    body = "for descriptor in (0, 1, 2):\n    try: os.write(descriptor, b'0')\n    except OSError: pass\nos._exit(1)"
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *supervised(body)]
+    assert subprocess.run(command, capture_output=True, cwd=ROOT, check=False).returncode == 3
+
+
 @pytest.mark.parametrize("name", ["SIGBUS", "SIGSEGV", "SIGABRT", "SIGKILL", "SIGFPE", "SIGILL"])
 def test_a_crash_is_named_and_no_difference(name: str) -> None:
     code, errors = run(f"os.kill(os.getpid(), signal.{name})")
