@@ -75,6 +75,12 @@ class ChunkMaker:
             ]
             yield Cut(pieces, ids)
 
+    def padding(self, sequences: int, length: int) -> Chunk:
+        """A chunk without a token, for which no row is read."""
+        packed = np.zeros((sequences * length * self._heads, self._row_bytes), np.uint8)
+        tokens, counts = np.zeros((sequences, length), np.int32), np.zeros(sequences, np.int32)
+        return Chunk(tokens, counts, packed, np.zeros(0, np.uint64), 0.0)
+
     def make(self, cut: Cut, at_least: int = 1) -> Chunk:
         """Pad a cut to its bucket and read its rows. Padding has zeros for rows: no row is read that no token names.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from time import perf_counter
 from types import TracebackType
@@ -11,6 +11,7 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
+from fast.engine.ahead import Ahead
 from fast.engine.batch import BatchFeeder, keep
 from fast.engine.chunks import ChunkMaker, Reader
 from fast.engine.decode import Decoder
@@ -51,10 +52,11 @@ class FastEngine:
         self.timings = Timings()
         self.chunks = ChunkMaker(self.config, self.settings, reader, table.size_bytes // table.shape[0])
         self._feeder = BatchFeeder(self.step, self.chunks, self.timings)
+        self._ahead = Ahead(self.step, self.chunks)
 
     @property
     def compilations(self) -> int:
-        """Programs that steps of this engine had to compile, or take from the persistent cache."""
+        """Programs that this engine had to compile, or take from the persistent cache, for a step or ahead of one."""
         return self.step.compilations
 
     @property
@@ -77,12 +79,33 @@ class FastEngine:
         sequence.feed([token], last_only=True)
         return sequence
 
+    def compile_ahead(
+        self,
+        batches: Items[int] = (1,),
+        lengths: Items[int] | None = None,
+        with_logits: bool = False,
+        recorded: bool = False,
+    ) -> Callable[[], None]:
+        """Start compiling in the background what steps of `batches` sequences need; a step that comes first waits.
+
+        lengths: of the pieces that will be fed, None: all that the settings have; decode is compiled in any case.
+        with_logits: for `feed` that is asked for all logits; recorded: for `feed_recorded`.
+        Returns a function that waits until all is compiled; nobody has to call it.
+        """
+        self.check_process()
+        shortest = self.settings.bucket(min(RECORDED_LENGTH, self.settings.chunk))
+        sizes = {self.settings.bucket(size) for size in (*lengths, 1)} if lengths is not None else None
+        chosen = sorted(sizes or self.settings.bucket_sizes, reverse=True)
+        self._ahead.start(batches, chosen, with_logits, shortest if recorded else None)
+        return self._ahead.wait
+
     def warm_up(self, with_logits: bool = True) -> float:
         """Compile all that single sequences need, and return the seconds it took.
 
         Afterwards no step of one sequence compiles anything; a batch of a new size does, once per bucket.
         """
         started = perf_counter()
+        self.compile_ahead(with_logits=with_logits)()
         eos = self.config.ple.hash.eos
         for size in self.settings.bucket_sizes:
             tokens = [eos] * min(size, self.settings.context)
@@ -149,6 +172,7 @@ class FastEngine:
     def close(self) -> None:
         """Stop the reading thread. The reader stays open: it is the caller's."""
         if os.getpid() == self._process:  # in a fork there is no such thread
+            self._ahead.close()
             self._feeder.close()
 
     def check_process(self) -> None:

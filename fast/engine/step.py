@@ -44,6 +44,7 @@ class DeviceStep:
         self.plan, self.name = plan, name  # the name is the model's, for messages
         self.weights_bytes = weights.size_bytes
         self.compilations = 0
+        self.compiling = False  # whether programs are being compiled ahead, which a step may wait for
         self.early_s = 0.0  # seconds that the layers before the PLE layer take a token, once they were measured
         self._weights, self._early_weights = pack(weights), early_weights(weights, plan)
         self._one = jnp.ones(1, jnp.int32)
@@ -97,10 +98,14 @@ class DeviceStep:
         self.early_s = min(times)
 
     def count_compilations(self, before: int, started: float) -> float:
-        """Count the programs compiled since there were `before`; the seconds since `started` if there were any."""
+        """Count the programs that this thread compiled since there were `before`.
+
+        Returns the seconds since `started` if there were any, or if another thread's compilation may have been waited
+        for. To be called where a step is started, before its results are waited for.
+        """
         compiled = programs_compiled() - before
         self.compilations += compiled
-        return perf_counter() - started if compiled else 0.0
+        return perf_counter() - started if compiled or self.compiling else 0.0
 
 
 def wait_for(results: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,22 +11,21 @@ import jax
 
 KEPT_STEPS = 65_536
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_programs = 0
+_of_thread = threading.local()
 
 
 def _count_program(event: str, duration_secs: float, **_: str | int) -> None:
-    global _programs
     del duration_secs
     if event == _COMPILED:
-        _programs += 1
+        _of_thread.programs = programs_compiled() + 1
 
 
 jax.monitoring.register_event_duration_secs_listener(_count_program)
 
 
 def programs_compiled() -> int:
-    """Programs that this process has compiled so far, or taken from the persistent cache, by whomever."""
-    return _programs
+    """Programs that this thread has compiled so far, or taken from the persistent cache, for whomever."""
+    return getattr(_of_thread, "programs", 0)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def ple_gated(
     key = normalise(projected[:, :wide].reshape(streams.shape), config.rms_eps) * weights.norm_key
     query = normalise(streams, config.rms_eps) * weights.norm_query
     agreement = jnp.sum(key * query, axis=-1) * config.width**-0.5
-    root = jnp.sqrt(jnp.maximum(jnp.abs(agreement), 1e-6))  # steep at zero: a tie of its own kind below 3e-5
+    root = jnp.sqrt(jnp.maximum(jnp.abs(agreement), 1e-6))  # steep at zero: below 3e-5 rounding decides
     gate = jax.nn.sigmoid(jnp.sign(agreement) * root)
     return gate[:, :, None] * projected[:, None, wide:]
 
