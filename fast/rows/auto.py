@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import mmap
-import resource
+import os
+from collections.abc import Callable
+from threading import get_ident
 from time import perf_counter
 
 import numpy as np
 import numpy.typing as npt
 
 from fast.rows import syscalls
-from fast.rows.counters import GatherCounters
+from fast.rows.counters import GatherCounters, thread_usage
 from fast.rows.mapped import MADV_RANDOM, TableMapping
+from fast.rows.prefetch import take_advised
 from fast.rows.reader import ModeUnavailable, PackedRows, RowReader
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table
 from fast.rows.uring import UringReader
+from fast.rows.workers import Workers
 
 SAMPLED_ROWS = 16  # mincore calls per large batch, 2 us each: a batch with 10% of its rows missing escapes 1 time in 5
-FIRST_CHUNK_ROWS = 512  # what a sample that misled may cost: 512 serial faults
-CHUNK_ROWS = 8192
 # A row by the ring costs 0.9 us when it is cached, a minor fault 2 us, a major one 80 us: beyond these shares of a
 # chunk the ring is the cheaper way for the rest of the batch.
 MAX_MAJOR_SHARE = 0.0075
 MAX_MINOR_SHARE = 0.4
 MIN_SERVED_SHARE = 0.5
-TRUST_BATCHES = 3  # small batches in a row without a device read before the mapping is tried without asking
-_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+TRUST_BATCHES = 3  # small batches in a row without a device read before the mapping is tried without advice
+NO_WAIT_S = 15e-6  # a copy that took less cannot have waited for a device, so that getrusage (0.7 us) is not asked
+PART_ROWS = 2048  # a copy of 0.2 ms: what is worth waking a thread for
+MAX_THREADS = 4
+_REMEMBERED_PAGES = (1 << 26) - 1  # a bit mask: of a larger table several pages share one place
 
 
 class AutoReader(RowReader):
     """Chooses per batch, from what the kernel says and from what reads turned out to cost.
 
     How it decides:
-    - Up to `inline_rows` rows (decode): one ring submission. It copies rows that are in the page cache while it is
-      submitted and has all others in flight together, so no question is needed. After three such batches without a
-      device read the next one is taken from the mapping (half of the time); the first device read of such a batch,
-      seen in the counters, sends the following ones back to the ring.
+    - Up to `inline_rows` rows (decode): the pages are advised, which starts the reads of all that are missing, and the
+      rows are copied from the mapping. That is right whether they are cached or not. After three such batches of one
+      thread without a device read or a major fault (getrusage says both) the advice is left out, until the first batch
+      that waits. Where no advice is taken, the ring reads.
     - Larger batches: `mincore` is asked about a sample of 16 rows. One of them absent: the whole batch goes through the
-      ring. All present: rows are taken from the mapping chunk by chunk, and the thread's page faults are looked at
-      after each. Too many major faults: the sample misled, and the ring gets the rest.
+      ring. All present: rows are taken from the mapping chunk by chunk, by two threads or more, and their page faults
+      are looked at after each. Too many major faults: the sample misled, and the ring gets the rest.
     - Many minor faults: the rows are cached, but not in our page table, and putting them there costs twice what the
       ring takes. That pays from the second use on: the ring gets the rest of the batch, unless it has served most of
       these pages before. (That memory decides about an investment, never about residency: what is resident is asked
@@ -52,9 +57,10 @@ class AutoReader(RowReader):
     def __init__(self, table: Table, settings: RowSettings | None = None) -> None:
         self._mapping: TableMapping | None = None
         self._reads: RowReader | None = None
+        self._threads: Workers | None = Workers(min(MAX_THREADS, _processors()))
         self._served: npt.NDArray[np.bool_] | None = None  # pages the ring has read or copied before
         self._calm = 0
-        self._before = GatherCounters()  # the batch before: whoever meters it (a row cache, in front) fills them in
+        self._waits = (0, 0, 0)  # a thread, and what it had waited for when it was looked at last
         super().__init__(table, settings)
 
     @property
@@ -78,38 +84,41 @@ class AutoReader(RowReader):
             self._read_small(ids, out, counters)
         else:
             self._read_large(ids, out, counters)
-        self._before = counters
 
     def _read_small(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
-        self._calm = self._calm + 1 if self._before.bytes_device == 0 and not self._before.major_faults else 0
-        if self._calm > TRUST_BATCHES:
+        assert self._mapping is not None
+        if self._calm >= TRUST_BATCHES:
             self._take(ids, out, counters)
+            if counters.copy_s < NO_WAIT_S:
+                return
+        elif take_advised(self._mapping, ids, out, counters):
+            counters.served_by = "prefetch"
         else:
             self._by_reads(ids, out, counters)
+        before, self._waits = self._waits, (get_ident(), *_waits())
+        self._calm = self._calm + 1 if self._waits == before else 0
 
     def _read_large(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         started = perf_counter()
         resident = self._sample_is_resident(ids)
         counters.plan_s += perf_counter() - started
         at = 0
-        size = FIRST_CHUNK_ROWS
+        size = self.settings.first_chunk_rows
         while resident and at < ids.size:
             part = slice(at, at + size)
-            before = resource.getrusage(_THREAD)
-            self._take(ids[part], out[part], counters)
-            after = resource.getrusage(_THREAD)
+            minor, major = self._take(ids[part], out[part], counters)
             at = min(at + size, ids.size)
-            size = CHUNK_ROWS
-            resident = after.ru_majflt - before.ru_majflt <= MAX_MAJOR_SHARE * (part.stop - part.start)
-            if after.ru_minflt - before.ru_minflt > MAX_MINOR_SHARE * (part.stop - part.start) and at < ids.size:
+            resident = major <= MAX_MAJOR_SHARE * size
+            if minor > MAX_MINOR_SHARE * size and at < ids.size:
                 resident = resident and self._were_served(ids[at:])
+            size = self.settings.chunk_rows
         if at < ids.size:
             self._by_reads(ids[at:], out[at:], counters)
             self._note_served(ids[at:])
 
     def _pages(self, ids: Ids) -> npt.NDArray[np.int64]:
         """Page of each row's first byte, counted over all segments by row number: close enough for a memory of use."""
-        return ids * np.int64(self.table.row_bytes) // mmap.PAGESIZE
+        return ids * np.int64(self.table.row_bytes) // mmap.PAGESIZE & _REMEMBERED_PAGES
 
     def _were_served(self, ids: Ids) -> bool:
         """Whether the ring has served most of these rows' pages before."""
@@ -117,7 +126,7 @@ class AutoReader(RowReader):
 
     def _note_served(self, ids: Ids) -> None:
         if self._served is None:
-            self._served = np.zeros(self.table.size_bytes // mmap.PAGESIZE + 1, np.bool_)
+            self._served = np.zeros(min(self.table.size_bytes // mmap.PAGESIZE, _REMEMBERED_PAGES) + 1, np.bool_)
         self._served[self._pages(ids)] = True
 
     def _sample_is_resident(self, ids: Ids) -> bool:
@@ -133,12 +142,35 @@ class AutoReader(RowReader):
                 return False
         return True
 
-    def _take(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
+    def _take(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> tuple[int, int]:
+        """Copy from the mapping; a large chunk in parts by several threads. Returns their minor and major faults."""
         assert self._mapping is not None
         started = perf_counter()
-        self._mapping.take(ids, out)
-        counters.copy_s += perf_counter() - started
         counters.served_by = "mapping"
+        if ids.size <= self.settings.inline_rows:  # its caller looks at the faults itself
+            self._mapping.take(ids, out)
+            minor = major = 0
+        else:
+            parts = max(1, min(self._threads.threads if self._threads else 1, ids.size // PART_ROWS))
+            step = -(-ids.size // parts)
+            take = self._mapping.take
+
+            def work(part: int) -> tuple[int, int]:
+                place = slice(part * step, (part + 1) * step)
+                return _faults_of(take, ids[place], out[place])
+
+            found = self._in_parts(parts, work)
+            minor, major = (sum(numbers) for numbers in zip(*found, strict=True))
+        counters.copy_s += perf_counter() - started
+        return minor, major
+
+    def _in_parts(self, parts: int, work: Callable[[int], tuple[int, int]]) -> list[tuple[int, int]]:
+        if parts > 1 and self._threads is not None:
+            try:
+                return self._threads.run(parts, work)
+            except RuntimeError:  # Python's word for a refused clone(2): one thread does the same
+                self._threads = None
+        return [work(part) for part in range(parts)]
 
     def _by_reads(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         assert self._reads is not None
@@ -152,7 +184,27 @@ class AutoReader(RowReader):
             return self._mapping.drop(budget_bytes) if self._mapping else 0
 
     def _close(self) -> None:
+        if self._threads:
+            self._threads.close()
         if self._reads:
             self._reads.close()
         if self._mapping:
             self._mapping.close()
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+
+
+def _waits() -> tuple[int, int]:
+    """What this thread has waited for so far: blocks of the device, pages of a mapping."""
+    usage = thread_usage()
+    return usage.ru_inblock, usage.ru_majflt
+
+
+def _faults_of(take: Callable[[Ids, PackedRows], None], ids: Ids, out: PackedRows) -> tuple[int, int]:
+    """Take rows; this thread's minor and major faults meanwhile."""
+    before = thread_usage()
+    take(ids, out)
+    after = thread_usage()
+    return after.ru_minflt - before.ru_minflt, after.ru_majflt - before.ru_majflt

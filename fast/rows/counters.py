@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-from dataclasses import dataclass, field, fields
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -16,55 +14,63 @@ from fast.rows.table import Ids, Table
 _RUSAGE_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 
 
-@dataclass
 class GatherCounters:
     """One gather's numbers, or the sum over a reader's gathers.
 
-    Units: bytes, counts and seconds as named. `bytes_device` is what the kernel says this process made the storage
-    read (`/proc/self/io` read_bytes), None where there is no such file. `service_s` sums the time each read was in
-    flight, None where the mode cannot see it (page faults and read-ahead by the kernel). `rows_unique` and
-    `pages_unique` are counted when first read, from the batch's ids: counting costs as much as a warm copy. In a sum
-    they cover `batches_counted` of `batches`.
+    Units: bytes, counts and seconds as named. `wall_s` is what the caller waited. `bytes_device` is what the kernel
+    says this process made the storage read (`/proc/self/io` read_bytes), None where there is no such file. `service_s`
+    sums the time each read was in flight, None where the mode cannot see it (page faults and read-ahead by the kernel).
+    What the kernel counts is None where the metering did not ask for it, and in a sum that has such a batch.
+    `rows_unique` and `pages_unique` are counted when first read, from the batch's ids: counting costs as much as a warm
+    copy. In a sum they cover `batches_counted` of `batches`.
+
+    Attributes of the class are defaults: a gather sets only what differs, which costs it less than a constructor.
     """
 
     mode: str = ""
     effective_mode: str = ""
     fallback_reason: str | None = None
     served_by: str = ""  # for modes that choose per batch: what carried this one
-    batches: int = 0
+    batches: int = 1
     batches_counted: int = 0
     rows_requested: int = 0
     bytes_useful: int = 0
     bytes_asked: int = 0
-    bytes_device: int | None = 0
+    bytes_device: int | None = None
     read_calls: int = 0
-    minor_faults: int = 0
-    major_faults: int = 0
-    process_minor_faults: int = 0
-    process_major_faults: int = 0
+    minor_faults: int | None = None
+    major_faults: int | None = None
+    process_minor_faults: int | None = None
+    process_major_faults: int | None = None
     cache_hits: int = 0
     plan_s: float = 0.0
     read_s: float = 0.0
     copy_s: float = 0.0
-    dequantize_s: float = 0.0
     wall_s: float = 0.0
     service_s: float | None = None
-    _rows_unique: int | None = field(default=None, repr=False)
-    _pages_unique: int | None = field(default=None, repr=False)
-    _ids: Ids | None = field(default=None, repr=False)
-    _table: Table | None = field(default=None, repr=False)
+    _rows_unique: int = 0
+    _pages_unique: int = 0
+    _ids: bytes | None = None  # of the batch, as they were: the caller may reuse its array
+    _table: Table | None = None
+
+    @classmethod
+    def none_yet(cls) -> GatherCounters:
+        """The sum of no gathers."""
+        counters = cls()
+        vars(counters).update(dict.fromkeys(_METERED, 0), batches=0)
+        return counters
 
     @property
     def rows_unique(self) -> int:
         """Different rows of the batch."""
         self._count()
-        return self._rows_unique or 0
+        return self._rows_unique
 
     @property
     def pages_unique(self) -> int:
         """Different 4 KiB pages that hold a byte of the batch's rows."""
         self._count()
-        return self._pages_unique or 0
+        return self._pages_unique
 
     @property
     def effective_concurrency(self) -> float | None:
@@ -74,44 +80,55 @@ class GatherCounters:
     def _count(self) -> None:
         if self._ids is None or self._table is None:
             return
-        unique = np.unique(self._ids)
+        unique = np.unique(np.frombuffer(self._ids, np.int64))
         self._rows_unique = unique.size
         self._pages_unique = count_pages(self._table, unique)
         self.batches_counted = 1
         self._ids = None
 
     def add(self, other: GatherCounters) -> None:
-        """Add another gather's numbers to this sum."""
-        for name in _SUMMED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("bytes_device", "service_s"):
+        """Add another gather's numbers to this sum, or another sum's; a gather's unique counts may come later."""
+        if other.mode:  # its counters were looked at: a sum
+            self.mode, self.effective_mode, self.fallback_reason = (
+                other.mode,
+                other.effective_mode,
+                other.fallback_reason,
+            )
+            self.add_unique(other)
+        self.batches += other.batches
+        self.rows_requested += other.rows_requested
+        self.bytes_useful += other.bytes_useful
+        self.bytes_asked += other.bytes_asked
+        self.read_calls += other.read_calls
+        self.cache_hits += other.cache_hits
+        self.plan_s += other.plan_s
+        self.read_s += other.read_s
+        self.copy_s += other.copy_s
+        self.wall_s += other.wall_s
+        if self.minor_faults is None is other.minor_faults and self.service_s is None:
+            return  # nothing metered any more: written out and cut short, this is a part of every small gather
+        for name in _METERED:
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, None if mine is None or theirs is None else mine + theirs)
-        if other.batches_counted:
-            self.add_unique(other)
-        self.mode, self.effective_mode, self.fallback_reason = other.mode, other.effective_mode, other.fallback_reason
 
     def add_unique(self, other: GatherCounters) -> None:
-        """Add a batch's unique counts, known only once somebody asked for them."""
-        self._rows_unique = (self._rows_unique or 0) + (other._rows_unique or 0)
-        self._pages_unique = (self._pages_unique or 0) + (other._pages_unique or 0)
+        """Add a batch's unique counts."""
+        self._rows_unique += other._rows_unique
+        self._pages_unique += other._pages_unique
         self.batches_counted += other.batches_counted
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if not f.name.startswith("_")}
-        values["rows_unique"] = self.rows_unique
-        values["pages_unique"] = self.pages_unique
-        values["batches_counted"] = self.batches_counted
-        values["effective_concurrency"] = self.effective_concurrency
-        return values
+        names = (*_NAMES, "rows_unique", "pages_unique", "batches_counted", "effective_concurrency")
+        return {name: getattr(self, name) for name in names}
 
 
-_SUMMED = tuple(
-    f.name
-    for f in fields(GatherCounters)
-    if f.type in ("int", "float") and f.name != "batches_counted" and not f.name.startswith("_")
+_NAMES = tuple(
+    name for name in GatherCounters.__annotations__ if not name.startswith("_") and name != "batches_counted"
 )
+_METERED = (
+    "bytes_device", "minor_faults", "major_faults", "process_minor_faults", "process_major_faults", "service_s"
+)  # fmt: skip
 
 
 def count_pages(table: Table, unique: Ids) -> int:
@@ -130,6 +147,14 @@ def count_pages(table: Table, unique: Ids) -> int:
     return pages
 
 
+def thread_usage() -> resource.struct_rusage:
+    """What the kernel has counted of this thread: page faults, blocks read."""
+    try:
+        return resource.getrusage(_RUSAGE_THREAD)
+    except OSError as error:
+        raise OSError(error.errno, f"getrusage, which counts page faults: {error.strerror}") from None
+
+
 class Meter:
     """Takes the kernel's numbers before and after a gather; about 3 us a reading.
 
@@ -139,10 +164,7 @@ class Meter:
     def __init__(self) -> None:
         self._io = -1
         self._pid = 0
-        self._thread = (0, 0)
-        self._process = (0, 0)
-        self._device: int | None = None
-        self._started_s = 0.0
+        self._before: tuple[int | None, ...] = ()
 
     def _device_bytes(self) -> int | None:
         if self._io < 0 or self._pid != os.getpid():
@@ -160,36 +182,23 @@ class Meter:
         except OSError:
             return None
 
+    def _look(self) -> tuple[int | None, ...]:
+        """In the order of `_METERED`."""
+        device = self._device_bytes()
+        thread, process = thread_usage(), resource.getrusage(resource.RUSAGE_SELF)
+        return device, thread.ru_minflt, thread.ru_majflt, process.ru_minflt, process.ru_majflt
+
     def start(self) -> None:
         """Remember where the counters stand."""
-        try:
-            process, thread = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(_RUSAGE_THREAD)
-        except OSError as error:
-            raise OSError(error.errno, f"getrusage, which counts page faults: {error.strerror}") from None
-        self._process = (process.ru_minflt, process.ru_majflt)
-        self._thread = (thread.ru_minflt, thread.ru_majflt)
-        self._device = self._device_bytes()
-        self._started_s = perf_counter()
+        self._before = self._look()
 
     def stop(self, counters: GatherCounters) -> None:
         """Put the differences since `start` into the counters."""
-        counters.wall_s = perf_counter() - self._started_s
-        device = self._device_bytes()
-        thread, process = resource.getrusage(_RUSAGE_THREAD), resource.getrusage(resource.RUSAGE_SELF)
-        counters.bytes_device = None if device is None or self._device is None else device - self._device
-        counters.minor_faults = thread.ru_minflt - self._thread[0]
-        counters.major_faults = thread.ru_majflt - self._thread[1]
-        counters.process_minor_faults = process.ru_minflt - self._process[0]
-        counters.process_major_faults = process.ru_majflt - self._process[1]
-
-    def __enter__(self) -> Meter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        for name, before, after in zip(_METERED, self._before, self._look(), strict=False):
+            setattr(counters, name, None if before is None or after is None else after - before)
 
     def close(self) -> None:
-        """Release the descriptor."""
-        if self._io >= 0 and self._pid == os.getpid():
-            os.close(self._io)
-        self._io = -1
+        """Release the descriptor; in a child after a fork, its copy of the parent's."""
+        io, self._io = self._io, -1  # in this order: a child forked in between must not close what is another's by then
+        if io >= 0:
+            os.close(io)

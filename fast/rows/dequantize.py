@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from time import perf_counter
 from typing import Any
 
 import gguf
@@ -26,7 +25,6 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType as Type
 from jax import lax
 
-from fast.rows.reader import RowReader
 from model_file.errors import InputError
 
 _IQ4_NL_VALUES = gguf.quants.IQ4_NL.kvalues
@@ -210,20 +208,6 @@ def dequantize_jax(packed: Any, type: Type) -> jax.Array:
 
 
 dequantize_on_device = partial(jax.jit, static_argnames="type")(dequantize_jax)
-
-
-def gather_to_device(reader: RowReader, ids: Any) -> jax.Array:
-    """Rows alone, unpacked on the device, as they are measured: 90 bytes a row cross instead of 640 for IQ4_NL.
-
-    The engine hands packed rows to its own compiled programs, which call `dequantize_jax`.
-    The unpacking runs asynchronously; `reader.last.dequantize_s` holds what this thread spent on the hand-over.
-    Shapes: integer[n] -> float32[n, row_width].
-    """
-    packed = reader.gather(ids)
-    started = perf_counter()
-    values = dequantize_on_device(packed, type=reader.table.type)
-    reader.note_dequantize(perf_counter() - started)
-    return values
 
 
 def _unpack(packed: Any, type: Type, ops: _Ops) -> Any:

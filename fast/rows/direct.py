@@ -12,12 +12,13 @@ read in flight for each worker, and slices are small; that reaches a third of th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from fast.rows import syscalls
 from fast.rows.buffered import read_buffered
 from fast.rows.counters import GatherCounters
 from fast.rows.kernel_aio import SHARED, ContextPool, KernelAio
-from fast.rows.reader import ModeUnavailable, PackedRows, RowReader
+from fast.rows.reader import KernelView, ModeUnavailable, PackedRows, RowReader
 from fast.rows.reads import PreadLoop, Reads, ReadStats
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table
@@ -99,6 +100,8 @@ class DirectReader(RowReader):
     """Buffered positional reads by a pool of workers."""
 
     name = "direct"
+    alias: ClassVar[str | None] = "on-direct"
+    kernel_view: ClassVar[KernelView | None] = KernelView("none", "cached", "reads")
 
     def __init__(self, table: Table, settings: RowSettings | None = None) -> None:
         self._files: TableFiles | None = None
@@ -131,6 +134,8 @@ class DirectUncachedReader(DirectReader):
     """The same with O_DIRECT: aligned windows, the page cache stays clean, and nothing is warm the second time."""
 
     name = "direct-uncached"
+    alias = None
+    kernel_view = KernelView("none", "uncached", "reads")
     fallback = DirectReader
     keeps_rows = False
 

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from fast.rows import syscalls
 from fast.rows.counters import GatherCounters
-from fast.rows.reader import PackedRows, RowReader, unless_refused
+from fast.rows.reader import KernelView, PackedRows, RowReader, unless_refused
+from fast.rows.residency import mapping_resident_bytes
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Segment, Table, check_file_holds, open_read_only
 
@@ -36,7 +37,7 @@ class SegmentMapping:
         self._close_file = weakref.finalize(self, os.close, self.fd)  # also when a reader is dropped without `close`
         try:
             self.start_bytes = segment.offset_bytes // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-            end = segment.offset_bytes + segment.rows * table.row_bytes
+            self.end_bytes = end = segment.offset_bytes + segment.rows * table.row_bytes
             check_file_holds(table, segment, os.fstat(self.fd).st_size)
             with unless_refused("mmap", segment.path):
                 self.map = mmap.mmap(self.fd, end - self.start_bytes, prot=mmap.PROT_READ, offset=self.start_bytes)
@@ -46,6 +47,7 @@ class SegmentMapping:
             bytes_ = np.frombuffer(self.map, np.uint8)
             self.address = syscalls.address_of(bytes_)
             delta = segment.offset_bytes - self.start_bytes
+            self.row_address = self.address + delta  # of row 0 of the segment
             self.rows: npt.NDArray[np.uint8] | None = bytes_[delta:].reshape(segment.rows, table.row_bytes)
         except BaseException:
             self._close_file()
@@ -84,6 +86,11 @@ class TableMapping:
         A file cut between this check and the copy still does; only read-based modes are safe against that.
         """
         for part in self.parts:
+            try:
+                if os.lseek(part.fd, 0, os.SEEK_END) >= part.end_bytes:  # a third of what fstat costs
+                    continue
+            except OSError:  # forbidden here
+                pass
             check_file_holds(self.table, part.segment, os.fstat(part.fd).st_size)
 
     def take(self, ids: Ids, out: PackedRows) -> None:
@@ -104,8 +111,6 @@ class TableMapping:
 
         The file's pages stay in the page cache: another process, and our next gather, find them there.
         """
-        from fast.rows.residency import mapping_resident_bytes
-
         before = sum(mapping_resident_bytes(part.address) for part in self.parts)
         left = before
         for part in self.parts:
@@ -133,6 +138,7 @@ class MappedReader(RowReader):
 
     name = "mmap"
     advice: ClassVar[int] = MADV_NORMAL
+    kernel_view: ClassVar[KernelView | None] = KernelView("plain", "cached", "faults")
 
     def __init__(self, table: Table, settings: RowSettings | None = None) -> None:
         self._mapping: TableMapping | None = None
@@ -146,7 +152,7 @@ class MappedReader(RowReader):
         self._mapping.check_size()
         started = perf_counter()
         self._mapping.take(ids, out)
-        counters.copy_s += perf_counter() - started
+        counters.copy_s = perf_counter() - started
 
     def trim(self, budget_bytes: int = 0) -> int:
         """Drop our mapping's resident pages above the budget."""
@@ -163,6 +169,7 @@ class SequentialReader(MappedReader):
 
     name = "mmap-sequential"
     advice = MADV_SEQUENTIAL
+    kernel_view = KernelView("sequential", "cached", "faults")
 
 
 class RandomReader(MappedReader):
@@ -170,3 +177,4 @@ class RandomReader(MappedReader):
 
     name = "mmap-random"
     advice = MADV_RANDOM
+    kernel_view = KernelView("random", "cached", "faults")

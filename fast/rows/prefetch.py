@@ -15,7 +15,7 @@ from fast.rows import syscalls
 from fast.rows.counters import GatherCounters
 from fast.rows.mapped import MADV_RANDOM, MADV_WILLNEED, MappedReader, RandomReader, TableMapping
 from fast.rows.plan import GatherPlan, Spans, cut
-from fast.rows.reader import ModeUnavailable, PackedRows
+from fast.rows.reader import KernelView, ModeUnavailable, PackedRows
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table
 
@@ -95,6 +95,33 @@ class Adviser:
         self._pidfd = -1
 
 
+def take_advised(mapping: TableMapping, ids: Ids, out: PackedRows, counters: GatherCounters) -> bool:
+    """Advise each of a few rows, then copy them; false where no advice is taken, or the table has several segments.
+
+    A call for each row, and no plan: the first read is under way while the others are asked for. One process_madvise
+    starts them only when it has looked at all: 50 us later for 16 rows.
+    """
+    if len(mapping.parts) != 1:
+        return False
+    started = perf_counter()
+    end, page = mapping.table.row_bytes + mmap.PAGESIZE - 1, -mmap.PAGESIZE
+    asked = 0
+    for place in (ids * mapping.table.row_bytes + mapping.parts[0].row_address).tolist():
+        first = place & page
+        length = (place + end & page) - first
+        result = syscalls.madvise(first, length, MADV_WILLNEED)
+        if result < 0 and -result not in _OF_ONE_RANGE:
+            return False
+        asked += length
+    advised = perf_counter()
+    mapping.take(ids, out)
+    counters.copy_s = perf_counter() - advised
+    counters.read_s = advised - started
+    counters.read_calls = ids.size
+    counters.bytes_asked = asked
+    return True
+
+
 class PagePlan:
     """The page ranges of a batch's rows, handed to the adviser a run of rows at a time.
 
@@ -132,8 +159,10 @@ class PrefetchReader(MappedReader):
     """
 
     name = "prefetch"
+    alias = "on"
     fallback = RandomReader
     advice = MADV_RANDOM
+    kernel_view = KernelView("random", "cached", "faults", advised=True)
 
     def __init__(self, table: Table, settings: RowSettings | None = None) -> None:
         self._adviser: Adviser | None = None
@@ -146,6 +175,8 @@ class PrefetchReader(MappedReader):
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         assert self._mapping is not None and self._adviser is not None
         self._mapping.check_size()
+        if ids.size <= self.settings.inline_rows and take_advised(self._mapping, ids, out, counters):
+            return
         started = perf_counter()
         plan = GatherPlan(self.table, ids)
         pages = PagePlan(plan, self._mapping, self.settings.range_pages)

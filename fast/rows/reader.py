@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from model_file.errors import InputError
 
 PackedRows = npt.NDArray[np.uint8]
 REFUSED = (errno.EPERM, errno.ENOSYS)
+_BYTE = np.dtype(np.uint8)
 PRELOAD_ROWS = 65_536  # rows a preload reads at a time, so that it needs a bounded scratch buffer
 
 
@@ -57,8 +58,24 @@ class FallbackNotice(UserWarning):
     """A mode was asked for and another one runs in its place."""
 
 
+class KernelView(NamedTuple):
+    """What the kernel must see of a mode, so that no other way of reading passes under its name.
+
+    mapping: the advice of its mapping (none: no mapping; plain, random, sequential). files: the kind of descriptor it
+    holds (cached, uncached by O_DIRECT, None: any). way: how rows come in a gather (faults, reads, ring). advised:
+    every page of a batch is advised before it is touched.
+    """
+
+    mapping: str
+    files: str | None
+    way: str
+    advised: bool = False
+
+
 class RowReader(ABC):
     """Reads packed rows of one table in one mode.
+
+    A mode is a subclass and its line in `fast.rows`; what else must be known of it are attributes of the class.
 
     A gather may be called from any thread; gathers of one reader run one after the other, whoever asks for them: its
     callers, a cache in front of it, or a mode that it stands in for. Locks are taken from the front to the back. After
@@ -68,22 +85,27 @@ class RowReader(ABC):
     """
 
     name: ClassVar[str]
+    alias: ClassVar[str | None] = None  # llama.cpp's spelling of --lazy-mode
+    kernel_view: ClassVar[KernelView | None] = None  # None: may do anything that is right
+    own_memory: ClassVar[bool] = False  # holds the table in memory of our own, whatever the page cache does
+    keeps_rows: ClassVar[bool] = True  # rows read once are faster to read again; not so past the page cache
     fallback: ClassVar[type[RowReader] | None] = None
-    keeps_rows: ClassVar[bool] = True  # rows read once are faster to read again (page cache, or memory of our own)
 
     def __init__(self, table: Table, settings: RowSettings | None = None) -> None:
         self.table = table
         self.settings = settings or RowSettings()
         self.mode = self.name
         self._reason: str | None = None
-        self.last = GatherCounters()
-        self._totals = GatherCounters(service_s=0.0)
+        self._last = GatherCounters()
+        self._totals = GatherCounters.none_yet()
+        # A batch larger than this is metered.
+        self._unmetered_rows = {"full": -1, "cheap": self.settings.inline_rows}.get(self.settings.metering, 1 << 63)
         self._lock = threading.RLock()
         _readers.add(self)
         self._meter = Meter()
         self._delegate: RowReader | None = None
         self._closed = False
-        self._forked = False
+        self._unready = False  # closed, or in a child after a fork: looked at before every read
         self._finalizer = weakref.finalize(self, Meter.close, self._meter)
         try:
             self._open()
@@ -103,15 +125,28 @@ class RowReader(ABC):
     def fallback_reason(self) -> str | None:
         """Why something else runs in place of what was asked for, down the whole chain; None when nothing does."""
         delegate = self._delegate
-        parts = [self._reason, delegate.fallback_reason if delegate else None]
+        if delegate is None:
+            return self._reason
+        parts = [self._reason, delegate.fallback_reason]
         return "; ".join(part for part in parts if part) or None
+
+    @property
+    def last(self) -> GatherCounters:
+        """What the last gather did."""
+        return self._labelled(self._last)
 
     @property
     def totals(self) -> GatherCounters:
         """Sum over all gathers so far; unique counts cover the batches whose counters were looked at."""
         with self._lock:
             self._settle_last()
-            return self._totals
+            return self._labelled(self._totals)
+
+    def _labelled(self, counters: GatherCounters) -> GatherCounters:
+        """With names that no gather has time for."""
+        counters.mode = self.mode
+        counters.effective_mode, counters.fallback_reason = self.effective_mode, self.fallback_reason
+        return counters
 
     def gather(self, ids: Any, out: PackedRows | None = None) -> PackedRows:
         """Packed rows of `ids`, in their order, duplicates included.
@@ -120,46 +155,33 @@ class RowReader(ABC):
         Raises: InputError for ids outside the table, a short file, or a reader that is closed; nothing partial is
         returned.
         """
-        with self._lock:
-            self._check_open()
-            rows = check_ids(ids, self.table.rows)
-            out = check_out(out, rows.size, self.table.row_bytes)
-            counters = GatherCounters(
-                mode=self.mode,
-                batches=1,
-                rows_requested=rows.size,
-                bytes_useful=rows.size * self.table.row_bytes,
-                _ids=rows if rows.base is None and rows is not ids else None,
-                _table=self.table,
-            )
-            self._meter.start()
-            if rows.size:
-                self._run(rows, out, counters)
-            self._meter.stop(counters)
-            counters.effective_mode, counters.fallback_reason = self.effective_mode, self.fallback_reason
-            if counters._ids is None:
-                counters._ids = rows.copy()  # the caller may reuse its array before the counters are looked at
-            if counters.service_s is None and not counters.major_faults and not counters.bytes_device:
-                counters.service_s = 0.0  # nothing was read, so nothing was waited for
-            self._settle_last()
-            self.last = counters
-            self._totals.add(counters)
-            return out
-
-    def gather_f32(self, ids: Any) -> npt.NDArray[np.float32]:
-        """The same rows as float32[n, row_width], unpacked by NumPy, with the time in `last.dequantize_s`."""
-        from fast.rows.dequantize import dequantize_numpy
-
-        packed = self.gather(ids)
         started = perf_counter()
-        values = dequantize_numpy(packed, self.table.type)
-        self.note_dequantize(perf_counter() - started)
-        return values
-
-    def note_dequantize(self, seconds: float) -> None:
-        """Add the time that unpacking the last gather's rows took."""
-        self.last.dequantize_s += seconds
-        self._totals.dequantize_s += seconds
+        with self._lock:
+            if self._unready:
+                self._make_ready()
+            rows = check_ids(ids, self.table.rows)
+            count = rows.size
+            out = check_out(out, count, self.table.row_bytes)
+            counters = GatherCounters()
+            counters.rows_requested = count
+            counters.bytes_useful = out.nbytes
+            metered = count > self._unmetered_rows
+            if metered:
+                self._meter.start()
+            if count:
+                self._serve(rows, out, counters)
+            if metered:
+                self._meter.stop(counters)
+                if counters.service_s is None and counters.major_faults == 0 and not counters.bytes_device:
+                    counters.service_s = 0.0  # nothing was read, so nothing was waited for
+            counters._table, counters._ids = self.table, rows.tobytes()
+            if self._last.batches_counted:
+                self._settle_last()
+            self._last = counters
+            self._totals.add(counters)
+            counters.wall_s = waited = perf_counter() - started
+            self._totals.wall_s += waited
+            return out
 
     def preload(self, ids: Any) -> int:
         """Read the rows of a hot set so that later gathers find them; returns how many rows were read.
@@ -167,7 +189,8 @@ class RowReader(ABC):
         A mode that keeps nothing (O_DIRECT) reads nothing and returns 0.
         """
         with self._lock:
-            self._check_open()
+            if self._unready:
+                self._make_ready()
             if not self._keeps_rows_now():
                 return 0
             rows = check_ids(ids, self.table.rows)
@@ -182,7 +205,7 @@ class RowReader(ABC):
     def close(self) -> None:
         """Release files, mappings, rings and threads. A second call does nothing."""
         with self._lock:
-            self._closed = True
+            self._closed = self._unready = True
             if self._delegate:
                 self._delegate.close()
             self._close()
@@ -196,24 +219,28 @@ class RowReader(ABC):
     ) -> None:
         self.close()
 
-    def _check_open(self) -> None:
+    def _make_ready(self) -> None:
         if self._closed:
             raise InputError(f"{self.mode} reader of {self.table.segments[0].path} is closed, expected an open one")
+        self._renew()
 
     def _run(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
-        """Read in this mode, or in the one it fell back to, now or earlier. The only way to `_read`, for everybody."""
+        """Read for another reader, which this one is the back of."""
         with self._lock:
-            self._check_open()
-            if self._forked:
-                self._renew()
-            if self._delegate is None:
-                try:
-                    self._read(ids, out, counters)
-                    return
-                except ModeUnavailable as reason:
-                    self._fall_back(str(reason))
-            assert self._delegate is not None
-            self._delegate._run(ids, out, counters)
+            if self._unready:
+                self._make_ready()
+            self._serve(ids, out, counters)
+
+    def _serve(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
+        """Read in this mode, or in the one it fell back to, now or earlier. The lock is held."""
+        if self._delegate is None:
+            try:
+                self._read(ids, out, counters)
+                return
+            except ModeUnavailable as reason:
+                self._fall_back(str(reason))
+        assert self._delegate is not None
+        self._delegate._run(ids, out, counters)
 
     def _fall_back(self, reason: str) -> None:
         """Continue in the fallback mode and say so once."""
@@ -236,9 +263,9 @@ class RowReader(ABC):
         return self._delegate._keeps_rows_now() if self._delegate else self.keeps_rows
 
     def _settle_last(self) -> None:
-        if self.last.batches_counted and self.last._table is not None:
-            self._totals.add_unique(self.last)
-            self.last._table = None  # counted into the totals once
+        if self._last.batches_counted and self._last._table is not None:
+            self._totals.add_unique(self._last)
+            self._last._table = None  # counted into the totals once
 
     @abstractmethod
     def _open(self) -> None:
@@ -253,7 +280,7 @@ class RowReader(ABC):
 
         Descriptors, mappings and rows in memory never change once they are there, and stay.
         """
-        self._forked = False
+        self._unready = False
 
     @abstractmethod
     def _close(self) -> None:
@@ -268,7 +295,7 @@ def _after_fork() -> None:
     """In a child after a fork a lock may be held by a thread that does not exist there, in the middle of a gather."""
     for reader in _readers:
         reader._lock = threading.RLock()
-        reader._forked = True
+        reader._unready = True
 
 
 if hasattr(os, "register_at_fork"):
@@ -278,9 +305,10 @@ if hasattr(os, "register_at_fork"):
 def check_out(out: PackedRows | None, rows: int, row_bytes: int) -> PackedRows:
     """The caller's buffer when it fits exactly, a new one when there is none. Raises: InputError."""
     if out is None:
-        return np.empty((rows, row_bytes), dtype=np.uint8)
-    fits = isinstance(out, np.ndarray) and out.dtype == np.uint8 and out.shape == (rows, row_bytes)
-    if not fits or not out.flags.c_contiguous or not out.flags.writeable:
-        found = f"{out.dtype}{list(out.shape)}" if isinstance(out, np.ndarray) else type(out).__name__
-        raise InputError(f"out is {found}, expected a writable contiguous uint8[{rows}, {row_bytes}]")
-    return out
+        return np.empty((rows, row_bytes), np.uint8)
+    if isinstance(out, np.ndarray) and out.dtype == _BYTE and out.shape == (rows, row_bytes):
+        flags = out.flags
+        if flags.c_contiguous and flags.writeable:
+            return out
+    found = f"{out.dtype}{list(out.shape)}" if isinstance(out, np.ndarray) else type(out).__name__
+    raise InputError(f"out is {found}, expected a writable contiguous uint8[{rows}, {row_bytes}]")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fast.rows.counters import GatherCounters
-from fast.rows.reader import ModeCannotRun, PackedRows, RowReader, unless_refused
+from fast.rows.reader import KernelView, ModeCannotRun, PackedRows, RowReader, unless_refused
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Segment, Table, check_file_holds, open_read_only
 from model_file.errors import InputError
@@ -22,6 +22,9 @@ class ResidentReader(RowReader):
     """Reads every row at open. Raises: ModeCannotRun when the table does not fit into the available memory."""
 
     name = "resident"
+    alias = "off"
+    own_memory = True
+    kernel_view = KernelView("none", None, "faults")
 
     def __init__(self, table: Table, settings: RowSettings | None = None) -> None:
         self._rows: PackedRows | None = None

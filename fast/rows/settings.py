@@ -6,6 +6,12 @@ from dataclasses import dataclass, field
 
 from fast.rows import syscalls
 
+METERING = ("none", "cheap", "full")
+_AT_LEAST = {
+    "queue_depth": 1, "workers": 1, "slice_reads": 1, "range_pages": 1, "advise_ranges": 1, "advise_rows": 1,
+    "first_chunk_rows": 1, "chunk_rows": 1, "staging_bytes": 1, "inline_rows": 0, "cache_bytes": 0,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class RowSettings:
@@ -17,22 +23,24 @@ class RowSettings:
     queue_depth: int = 1024  # reads an io_uring batch keeps submitted; the block layer caps what the device sees
     workers: int = 32  # threads of `direct`, started when a batch has that many slices
     slice_reads: int = 256  # reads a worker of `direct` gives to the kernel at once, KernelAio's context
-    inline_rows: int = 64  # batches up to this size are read by the calling thread, no pool is woken
+    inline_rows: int = 64  # batches up to this size are small: the calling thread reads them, with as little as can be
     range_pages: int = 32  # a merged page range is cut into pieces of at most this many pages
     advise_ranges: int = 1024  # ranges per process_madvise call, the kernel's limit (UIO_MAXIOV)
     advise_rows: int = 512  # rows of a prefetch run: two of them keep the device's queue of 256 full
-    staging_bytes: int = 32 << 20  # aligned windows of the uncached modes are read in portions of this size
+    first_chunk_rows: int = 512  # of `auto`: what a sample of residency that misled may cost, in serial faults
+    chunk_rows: int = 8192  # of `auto`: after so many rows its page faults are looked at again
+    staging_bytes: int = 32 << 20  # aligned windows of the uncached modes are read in portions of this size, at least 1
+    cache_bytes: int = 0  # a RowCache of this size stands in front of the mode; 0: none
+    metering: str = "cheap"  # what the kernel is asked to count: "none"; "cheap": of large batches; "full": of all
     syscall: syscalls.SyscallFunction = field(default=syscalls.call, repr=False)  # replaced by tests
 
     def __post_init__(self) -> None:
         problems = [
-            f"{name} is {value}, expected at least 1"
-            for name in ("queue_depth", "workers", "slice_reads", "range_pages", "advise_ranges", "advise_rows")
-            if (value := getattr(self, name)) < 1
+            f"{name} is {value}, expected at least {least}"
+            for name, least in _AT_LEAST.items()
+            if (value := getattr(self, name)) < least
         ]
-        if self.inline_rows < 0:
-            problems.append(f"inline_rows is {self.inline_rows}, expected at least 0")
-        if self.staging_bytes < 1 << 20:
-            problems.append(f"staging_bytes is {self.staging_bytes}, expected at least 1 MiB")
+        if self.metering not in METERING:
+            problems.append(f"metering is {self.metering!r}, expected one of {', '.join(METERING)}")
         if problems:
             raise ValueError("row settings: " + "; ".join(problems))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from typing import ClassVar
 
 from fast.rows.buffered import read_buffered
 from fast.rows.counters import GatherCounters
 from fast.rows.direct import DirectReader, DirectUncachedReader
 from fast.rows.io_uring import Ring
-from fast.rows.reader import PackedRows, RowReader
+from fast.rows.reader import KernelView, PackedRows, RowReader
 from fast.rows.settings import RowSettings
 from fast.rows.table import Ids, Table
 from fast.rows.table_files import TableFiles
@@ -45,6 +46,7 @@ class UringReader(RowReader):
     """Buffered reads through a ring: cached rows are copied during submission, all others are in flight together."""
 
     name = "uring"
+    kernel_view: ClassVar[KernelView | None] = KernelView("none", "cached", "ring")
     fallback = DirectReader
 
     def __init__(self, table: Table, settings: RowSettings | None = None) -> None:
@@ -75,6 +77,7 @@ class UringUncachedReader(UringReader):
     """O_DIRECT through a ring: aligned windows straight from the device, the page cache stays as it is."""
 
     name = "uring-uncached"
+    kernel_view = KernelView("none", "uncached", "ring")
     fallback = DirectUncachedReader
     keeps_rows = False
 

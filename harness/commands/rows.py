@@ -79,7 +79,7 @@ def rows(
             batches, notes = choose_batches(
                 opened, model, table, count, seed, prompt or [], prompt_file or [], tokens or []
             )
-        result = judge_rows(model, batches, sources, RowSettings(), against, cold, report)
+        result = judge_rows(model, batches, sources, RowSettings(metering="full"), against, cold, report)
     result.seed, result.notes = seed, [*notes, *result.notes]
     print_rows(result)
     write({"--json": lambda: rows_as_json(result)})

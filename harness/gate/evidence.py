@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fast.rows import Table, syscalls
+from fast.rows import MODES, Table, syscalls
 from harness.gate.advice import Place, Range, advised_pages, pages_of, taken_ranges
 
 _ADVICE = {"rr": "random", "sr": "sequential"}
@@ -183,10 +183,10 @@ class Evidence:
 
     def problems(self) -> list[str]:
         """What is not as this mode does it; none for `auto`, which may do anything that is right."""
-        expected = _EXPECTED.get(self.mode)
+        expected = MODES[self.mode].kernel_view
         if expected is None:
             return []
-        mapped, open_files, way = expected
+        mapped, open_files, way, advised = expected
         found_mapped = next(iter(self.mappings), "none") if self.mappings else "none"
         problems = []
         if found_mapped != mapped:
@@ -196,7 +196,7 @@ class Evidence:
         found_way = "ring" if self._ring else "reads" if self._reads else "faults"
         if found_way != way:
             problems.append(f"rows came by {found_way}, expected {way} ({self._numbers()})")
-        if self.mode == "prefetch" and self.advised_pages < self.pages:
+        if advised and self.advised_pages < self.pages:
             problems.append(
                 f"{self.advised_pages} of {self.pages} pages were advised before they were touched, expected all"
             )
@@ -205,17 +205,3 @@ class Evidence:
     def _numbers(self) -> str:
         calls = ", ".join(f"{count} {name}" for name, count in sorted(self.calls.items())) or "no other system call"
         return f"{self.rows} rows: {self.read_calls} read calls, {calls}"
-
-
-_EXPECTED: dict[str, tuple[str, str | None, str]] = {
-    # mode: advice of its mapping, kind of descriptor it must hold, how rows come while gathering
-    "resident": ("none", None, "faults"),
-    "mmap": ("plain", "cached", "faults"),
-    "mmap-sequential": ("sequential", "cached", "faults"),
-    "mmap-random": ("random", "cached", "faults"),
-    "prefetch": ("random", "cached", "faults"),
-    "direct": ("none", "cached", "reads"),
-    "direct-uncached": ("none", "uncached", "reads"),
-    "uring": ("none", "cached", "ring"),
-    "uring-uncached": ("none", "uncached", "ring"),
-}

@@ -95,7 +95,7 @@ class RowJudge:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a fallback is said in the verdict
                 before = look(table, door)
-                with open_rows(table, source.mode, replace(self.settings, syscall=door)) as reader:
+                with open_rows(table, source.mode, replace(self.settings, syscall=door, metering="full")) as reader:
                     opened = look(table, door)
                     spread = np.linspace(0, table.rows - 1, EVIDENCE_ROWS).astype(np.uint64)
                     with watching_madvise(door.advised):

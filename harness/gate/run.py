@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -222,7 +222,7 @@ class _Model:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a fallback was said when rows were judged
-                with open_rows(table, source.mode, self.options.settings) as reader:
+                with open_rows(table, source.mode, replace(self.options.settings, metering="full")) as reader:
                     judge = TokenJudge(engine, self.oracle, self.options.without, self.report)
                     for run in mine:
                         judge.judge(verdict, reader, run)
@@ -266,7 +266,7 @@ class _Model:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                with open_rows(table, source.mode, self.options.settings) as reader:
+                with open_rows(table, source.mode, replace(self.options.settings, metering="full")) as reader:
                     assert self._engine is not None
                     mine, self._right = self._engine.result(), self._right or self._made("reference")
                     mine.reader = reader

@@ -38,7 +38,7 @@ class ModeVerdict:
     not_cold: str | None = None
     cold_required: bool = False
     copy: str | None = None
-    totals: GatherCounters = field(default_factory=lambda: GatherCounters(service_s=0.0), repr=False)
+    totals: GatherCounters = field(default_factory=GatherCounters.none_yet, repr=False)
 
     def add_counters(self, counters: GatherCounters) -> None:
         """Add what a reader counted of itself."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fast.rows import RowCache, RowReader, RowSettings, Table, open_rows, residency
-from fast.rows.auto import FIRST_CHUNK_ROWS, SAMPLED_ROWS
+from fast.rows.auto import SAMPLED_ROWS
 from tests.fast.rows.tables import make_table, open_mode
 
 PAGE = 4096
@@ -30,21 +30,23 @@ def evict(table: Table) -> None:
 
 
 @pytest.mark.parametrize("front", [lambda reader: reader, lambda reader: RowCache(reader, 1 << 20)], ids=["", "cache"])
-def test_small_cold_batches_of_auto_stay_with_the_ring(spread: Table, front: Callable[[RowReader], RowReader]) -> None:
-    """Decode steps on an evicted table, new rows each: a mapping would wait for every page alone."""
+def test_small_cold_batches_of_auto_are_advised(spread: Table, front: Callable[[RowReader], RowReader]) -> None:
+    """Decode steps on an evicted table, new rows each: a mapping alone would wait for every page alone."""
     evict(spread)
     steps = np.random.default_rng(11).permutation(ROWS)[: 20 * 16].reshape(20, 16)
-    with front(open_mode(spread, "auto", RowSettings())) as reader:
+    with front(open_mode(spread, "auto", RowSettings(metering="full"))) as reader:
         for ids in steps:
             reader.gather(ids)
-            assert "mapping" not in reader.last.served_by
+            assert reader.last.served_by == "prefetch"
         assert reader.totals.major_faults <= FEW_FAULTS
 
 
 def test_small_warm_batches_of_auto_come_to_the_mapping(spread: Table) -> None:
     """The other half: calm batches, also behind a cache, are taken from the mapping."""
     ids = np.random.default_rng(12).integers(0, ROWS, 16)
-    with RowCache(open_mode(spread, "auto", RowSettings()), spread.row_bytes + 8) as reader:  # one row: the rest misses
+    with RowCache(
+        open_mode(spread, "auto", RowSettings(metering="full")), spread.row_bytes + 8
+    ) as reader:  # one row: the rest misses
         assert reader.slots == 1
         for _ in range(8):
             reader.gather(ids)
@@ -58,12 +60,12 @@ def test_cold_prefetch_waits_for_no_page_alone(spread: Table) -> None:
     """
     ids = np.random.default_rng(13).integers(0, ROWS, 300)
     evict(spread)
-    with open_rows(spread, "mmap-random") as reader:
+    with open_rows(spread, "mmap-random", RowSettings(metering="full")) as reader:
         reader.gather(ids)
         pages = reader.last.pages_unique
         assert reader.last.major_faults >= 0.9 * pages
     evict(spread)
-    with open_mode(spread, "prefetch", RowSettings()) as reader:
+    with open_mode(spread, "prefetch", RowSettings(metering="full")) as reader:
         reader.gather(ids)
         assert reader.last.major_faults <= FEW_FAULTS + 0.05 * pages
         assert reader.last.bytes_device == pages * PAGE
@@ -73,7 +75,7 @@ def test_cold_prefetch_waits_for_no_page_alone(spread: Table) -> None:
 def test_cold_auto_leaves_the_mapping(spread: Table, rows: int) -> None:
     """A large batch, on a table that was warm and in our page table when it was evicted."""
     ids = np.random.default_rng(14).integers(0, ROWS, rows)
-    with open_mode(spread, "auto", RowSettings()) as reader:
+    with open_mode(spread, "auto", RowSettings(metering="full")) as reader:
         for _ in range(4):
             reader.gather(ids)
         assert reader.last.served_by == "mapping"
@@ -89,10 +91,12 @@ def test_auto_leaves_the_mapping_where_its_sample_misled(tmp_path: Path) -> None
     table = make_table(tmp_path, rows=(300_000,))
     ids = np.random.default_rng(15).permutation(table.rows)[:4096]
     evict(table)
-    with open_mode(table, "uring", RowSettings()) as reader:
+    with open_mode(table, "uring", RowSettings(metering="full")) as reader:
         reader.gather(ids[:: ids.size // SAMPLED_ROWS])
-    with open_mode(table, "auto", RowSettings()) as reader:
+    with open_mode(table, "auto", RowSettings(metering="full")) as reader:
         reader.gather(ids)
         assert reader.last.served_by == "mapping+uring"
-        assert 0 < reader.last.major_faults <= FIRST_CHUNK_ROWS * 2 + FEW_FAULTS  # a row may lie on two pages
-        assert reader.last.pages_unique > 2 * FIRST_CHUNK_ROWS
+        assert (
+            0 < reader.last.major_faults <= RowSettings().first_chunk_rows * 2 + FEW_FAULTS
+        )  # a row may lie on two pages
+        assert reader.last.pages_unique > 2 * RowSettings().first_chunk_rows

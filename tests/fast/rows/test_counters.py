@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import resource
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter, sleep
 
 import numpy as np
 import pytest
 
-from fast.rows import MODES, RowCache, RowSettings, Table, open_rows, residency, syscalls
+from fast.rows import MODES, RowCache, RowSettings, Table, counters, open_rows, residency, syscalls
 from tests.fast.rows.tables import make_table, open_mode
 
 PAGE = 4096
 IDS = np.random.default_rng(4).integers(0, 3000, 700)
-SETTINGS = RowSettings(inline_rows=8, workers=4, slice_reads=16)
-TIMES = ("plan_s", "read_s", "copy_s", "dequantize_s", "wall_s")
+SETTINGS = RowSettings(inline_rows=8, workers=4, slice_reads=16, metering="full")
+TIMES = ("plan_s", "read_s", "copy_s", "wall_s")
 
 
 def pages_of(table: Table, ids: np.ndarray) -> set[tuple[Path, int]]:
@@ -73,7 +75,9 @@ def test_kernel_gets_many_reads_in_one_call(table: Table, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["direct", "direct-uncached", "uring", "uring-uncached", "prefetch"])
 def test_calls_and_bytes_asked_are_those_the_kernel_got(table: Table, mode: str) -> None:
     kernel = CountingKernel()
-    with open_mode(table, mode, RowSettings(inline_rows=8, workers=4, slice_reads=16, syscall=kernel)) as reader:
+    with open_mode(
+        table, mode, RowSettings(inline_rows=8, workers=4, slice_reads=16, metering="full", syscall=kernel)
+    ) as reader:
         reader.gather(IDS)
         kernel.calls.clear()
         reader.gather(IDS)
@@ -209,7 +213,49 @@ def test_concurrency_is_between_none_and_all(tmp_path: Path) -> None:
             assert 1 < concurrency <= 400, mode
 
 
-def test_dequantize_time_is_added_to_the_batch_and_the_totals(table: Table) -> None:
-    with open_rows(table, "mmap", SETTINGS) as reader:
-        reader.gather_f32(IDS)
-        assert 0 < reader.last.dequantize_s == reader.totals.dequantize_s
+@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize(("metering", "small", "large"), [("none", 0, 0), ("cheap", 0, 1), ("full", 1, 1)])
+def test_metering_asks_the_kernel_for_what_its_level_says(
+    table: Table, mode: str, metering: str, small: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not asked for is None and not 0, in the sum too; nothing of /proc is read for it."""
+    read: list[str] = []
+    real = counters.Meter._device_bytes
+    monkeypatch.setattr(counters.Meter, "_device_bytes", lambda self: (read.append("io"), real(self))[1])
+    with open_mode(table, mode, RowSettings(metering=metering)) as reader:
+        for ids, metered in ((IDS[:16], small), (IDS, large)):
+            read.clear()
+            reader.gather(ids)
+            assert len(read) == 2 * metered
+            for name in ("bytes_device", "minor_faults", "major_faults", "process_minor_faults"):
+                assert (getattr(reader.last, name) is None) is not bool(metered), name
+            assert reader.last.rows_requested == ids.size
+            assert reader.last.rows_unique == len(set(ids.tolist()))
+        assert (reader.totals.minor_faults is None) is not (metering == "full")
+        assert reader.totals.rows_requested == 716
+        assert set(reader.totals.as_dict()) == set(reader.last.as_dict())
+
+
+@pytest.mark.parametrize("mode", ["resident", "auto", "uring", "cache"])
+def test_the_time_of_a_gather_is_what_its_caller_waits(table: Table, mode: str) -> None:
+    """Of many gathers the time outside, of the call itself, is all that is missing."""
+    settings = RowSettings(cache_bytes=1 << 20) if mode == "cache" else SETTINGS
+    with open_rows(table, "mmap" if mode == "cache" else mode, settings) as reader:
+        for _ in range(300):
+            reader.gather(IDS[:16])
+        started, inside = perf_counter(), reader.totals.wall_s
+        for _ in range(1000):
+            reader.gather(IDS[:16])
+        waited = perf_counter() - started
+        assert 0.8 * waited <= reader.totals.wall_s - inside <= waited
+        assert 0 < reader.last.wall_s < waited
+
+
+def test_a_gather_waits_for_the_lock_inside_its_time(table: Table) -> None:
+    with open_rows(table, "mmap") as reader:
+        with reader._lock:
+            waiting = threading.Thread(target=reader.gather, args=(IDS,))
+            waiting.start()
+            sleep(0.05)
+        waiting.join()
+        assert reader.last.wall_s >= 0.04

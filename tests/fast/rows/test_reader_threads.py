@@ -19,7 +19,7 @@ from model_file.errors import InputError
 from tests.fast.rows.tables import make_table, pread_rows
 
 # Few rows are a large batch already, and take more than one portion of the staging memory.
-SETTINGS = RowSettings(inline_rows=8, queue_depth=16, workers=3, slice_reads=16, staging_bytes=1 << 20, advise_rows=64)
+SETTINGS = RowSettings(inline_rows=8, queue_depth=16, workers=3, slice_reads=16, staging_bytes=1 << 16, advise_rows=64)
 SLOT_BYTES = 90 + 8
 HUNG_AFTER_S = 60
 Rows = npt.NDArray[np.uint8]
