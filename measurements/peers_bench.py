@@ -19,7 +19,7 @@ so a batch comes back after so many others that no CPU cache has it. 16 rows war
 20 calls a reader (bursts are what rotates; the first 3 calls of each are left out).
 Row caches are measured on rows they hold (cut from what is left in them after the batches went through), that is at
 100 % hits: "auto + RowCache" and "halo-box cache" have the same --cache-mib, of packed rows and of floats.
-Floats: "F32" is unpacked on the device for plegate, "F32 host" by NumPy; the shapes write them to a buffer that they keep.
+Floats: "F32" is unpacked on the device for plegate, "F32 host" by NumPy; the shapes have a buffer that they keep.
 ggml's get_rows (2 threads) is the F32 of "llama.cpp lazy 2t".
 Repeats inside a batch are dropped. Every gather is compared with plain preads, floats by an unpacking that is compared
 with gguf's own. Readers with read-ahead get only 2048 rows cold. All are medians; --json has every number.

@@ -40,8 +40,8 @@ AFFECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     "pidfd_open:ENOSYS": ((), ("prefetch",), "pidfd_open: ENOSYS"),
     "io_uring_setup:EPERM": (RING, ("auto",), "io_uring is forbidden here"),
     "io_uring_setup:ENOSYS": (RING, ("auto",), "this kernel has no io_uring"),
-    "io_uring_enter:EPERM": (RING, ("auto",), "io_uring_enter"),
-    "io_uring_enter:ENOSYS": (RING, ("auto",), "io_uring_enter"),
+    "io_uring_enter:EPERM": (RING, (), "io_uring_enter"),  # auto takes cached rows from its mapping
+    "io_uring_enter:ENOSYS": (RING, (), "io_uring_enter"),
     "io_uring_register:EPERM": (RING, ("auto",), "io_uring_register"),
     f"mmap:EPERM:{POPULATE}": (RING, ("auto",), "the ring cannot be mapped: mmap"),
     f"mmap:EPERM:{SHARED}": (("mmap", *MAPPED, *RING), ("auto",), "mmap"),
