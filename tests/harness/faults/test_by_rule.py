@@ -118,13 +118,13 @@ def _entries(path: Path, *entries: dict[str, str]) -> Path:
 
 
 def test_equivalent_ones_are_named_by_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutant = _mutant("_MIX = ", "_MIX = ")
-    entry = {"file": FILE, "original": mutant.original, "changed": mutant.changed, "why": "any odd number will do"}
+    mutant = _mutant("_EMPTY = ", "_EMPTY = ")
+    entry = {"file": FILE, "original": mutant.original, "changed": mutant.changed, "why": "any number below 0 will do"}
     monkeypatch.setattr(by_rule, "EQUIVALENT", _entries(tmp_path / "one.json", entry))
-    assert by_rule.equivalents(MUTANTS) == {mutant.text: "any odd number will do"}
+    assert by_rule.equivalents(MUTANTS) == {mutant.text: "any number below 0 will do"}
     monkeypatch.setattr(by_rule, "EQUIVALENT", _entries(tmp_path / "all.json", {**entry, "changed": "*"}))
     assert len(by_rule.equivalents(MUTANTS)) == 2
-    monkeypatch.setattr(by_rule, "EQUIVALENT", _entries(tmp_path / "none.json", {**entry, "original": "_MIX = 3"}))
+    monkeypatch.setattr(by_rule, "EQUIVALENT", _entries(tmp_path / "none.json", {**entry, "original": "_EMPTY = 3"}))
     with pytest.raises(InputError, match=r"no mutant is .* the code has changed"):
         by_rule.equivalents(MUTANTS)
 

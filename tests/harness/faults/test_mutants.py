@@ -102,7 +102,7 @@ def test_every_mutant_of_a_file_is_another_program_and_leaves_the_rest_alone() -
     source = (ROOT / "fast/rows/cache.py").read_text(encoding="utf-8")
     whole = ast.unparse(ast.parse(source))
     found = mutants_of("fast/rows/cache.py", source)
-    assert len(found) > 50
+    assert len(found) > 40
     for mutant in found[::7]:
         text = mutated(source, mutant)
         assert text != whole
