@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -51,7 +52,13 @@ class Tokens:
         return crc32(f"{self.seed}.{cell.group.id}.r{cell.repeat}.b{cell.block}".encode())
 
     def _varied(self, count: int, seed: int) -> list[int]:
-        return varied_ids(count, self.vocab, seed, avoid=self.avoid)
+        return list(_varied(count, self.vocab, seed, self.avoid))
+
+
+@lru_cache(maxsize=64)
+def _varied(count: int, vocab: int, seed: int, avoid: tuple[int, ...]) -> tuple[int, ...]:
+    """A deep context takes a while to draw, and stands before every block of its depth."""
+    return tuple(varied_ids(count, vocab, seed, avoid=avoid))
 
 
 def check_given(given: Sequence[int], workloads: Sequence[Workload], vocab: int, name: str) -> None:

@@ -175,11 +175,22 @@ class ModelBench:
         sequence = self.engine.new_sequence()
         sequence.feed(list(context), last_only=True)
         saved = sequence.save()
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(pickle.dumps(saved))
-        part.replace(path)
+        _keep(path, pickle.dumps(saved))
         return saved
+
+
+def _keep(path: Path, content: bytes) -> None:
+    """Write a file that has no name until it is whole: a killed process leaves nothing behind."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o644), "wb") as file:
+            file.write(content)
+            file.flush()
+            path.unlink(missing_ok=True)
+            # A descriptor, which counts for no absolute path, makes Python call linkat(2) and follow the link.
+            os.link(f"/proc/self/fd/{file.fileno()}", path, src_dir_fd=file.fileno())
+    except OSError:
+        pass  # it is made again where it cannot be kept
 
 
 def _ids_of(source: Any, config: Any, table: Any) -> Any:
