@@ -7,9 +7,9 @@ from typing import Any
 
 from fast.rows import RowReader
 from harness.cases.case import TokenPrompt
-from harness.cases.variations import VARIATIONS, Bench, Variation
 from harness.engines.protocol import RECORD, Engine, Run, run_of
 from harness.engines.tracing import Traced
+from harness.engines.variations import VARIATIONS, Bench, Variation
 from harness.gate.tokens import CaseRun, TokenJudge
 from harness.gate.verdicts import ModeVerdict
 
