@@ -63,6 +63,18 @@ def golden(session: nox.Session) -> None:
     session.run("plegate", "golden", "check", *session.posargs)
 
 
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Lines and branches of fast/ that no case of the gate reaches: each is listed with its reason, or it fails."""
+    install(session)
+    session.install("coverage>=7.6")
+    data, report = (str(Path(session.create_tmp()) / name) for name in ("coverage", "coverage.json"))
+    run = ["coverage", "run", "--branch", "--source=fast", f"--data-file={data}", "-m", "harness.cli", "gate"]
+    session.run(*run, *session.posargs)
+    session.run("coverage", "json", f"--data-file={data}", "-o", report, silent=True)
+    session.run("python", "-m", "harness.unreached", report)
+
+
 @nox.session(name="property")
 def property_tests(session: nox.Session) -> None:
     """Property tests with thousands of fresh examples each; a failure prints the line that repeats it."""
