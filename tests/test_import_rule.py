@@ -32,7 +32,7 @@ _low = (*FREE, *LEAVES, "harness.oracle", *(f"harness.{name}" for name in BOTTOM
 for _place, _name in enumerate(FLOORS):
     MAY_IMPORT[f"harness.{_name}"] = (*_low, *(f"harness.{below}" for below in FLOORS[:_place]))
 MAY_IMPORT["harness.measure"] = tuple(n for n in MAY_IMPORT["harness.gate"])
-MAY_IMPORT["harness.inspection"] = MAY_IMPORT["harness.oracle"] = _low
+MAY_IMPORT |= dict.fromkeys(("harness.inspection", "harness.oracle", "harness.unreached"), _low)
 MAY_IMPORT["harness.pages"] += ("harness.measure",)
 MAY_IMPORT["harness.commands"] += ("harness.measure", "harness.inspection")
 MAY_IMPORT |= dict.fromkeys(LEAVES, ())
