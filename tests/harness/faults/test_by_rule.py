@@ -14,7 +14,7 @@ from harness.faults import by_rule
 from harness.faults.by_rule import Baseline, Outcome, Store
 from harness.faults.child import ROOT, make_tree
 from harness.faults.judged import STEPS
-from harness.faults.mutants import Mutant, mutants_of, mutated
+from harness.faults.mutants import Mutant, mutants_of, mutated, mutated_files
 from model_file.errors import InputError
 
 FILE = "fast/rows/cache.py"
@@ -152,3 +152,9 @@ def test_report_names_survivors_and_fails_below_the_goal(
     assert (last.shown in output) == (outcomes[-1][0] is None)
     caught = sum(gate is not None for gate, _ in outcomes)
     assert f"the gate alone catches {caught} of 20 that are not equivalent" in output
+
+
+def test_the_equivalent_ones_are_mutants_of_the_code_as_it_is() -> None:
+    files = {file: (ROOT / file).read_text(encoding="utf-8") for file in mutated_files()}
+    found = by_rule.equivalents([mutant for file, source in files.items() for mutant in mutants_of(file, source)])
+    assert found and all(len(why) > 10 for why in found.values())
