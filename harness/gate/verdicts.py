@@ -79,7 +79,8 @@ class ModeVerdict:
     @property
     def notes(self) -> list[str]:
         """What is to be known of the verdict, whatever it is."""
-        return [note for note in (self.not_run, self.unseen, self.copy) if note]
+        without = None if self.not_run else self.fallback_reason  # what a mode that ran had to do without
+        return [note for note in (self.not_run, without, self.unseen, self.copy) if note]
 
     def compared(self, level: str) -> int:
         """How much was compared at that level: rows, recorded intermediates of the PLE layer and above it, tokens."""

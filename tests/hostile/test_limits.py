@@ -35,6 +35,7 @@ def verdicts(out: Path) -> dict[str, str]:
     return {mode["name"]: mode["verdict"] for mode in json.loads(out.read_text())["modes"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["ulimit -l 0 && ulimit -n 32"])
 def test_every_mode_reads_with_few_descriptors_and_no_locked_memory(limit: str, tmp_path: Path, count: Count) -> None:
     out = tmp_path / "rows.json"
