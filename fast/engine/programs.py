@@ -20,7 +20,7 @@ from reference.shapes import Array, Float, Int
 
 Tree = TypeVar("Tree")
 
-# XLA on the CPU writes 256-bit vectors unless told otherwise, even where 512-bit ones cost nothing: decode gains 3 %.
+# XLA on the CPU writes 256-bit vectors by default, even where 512-bit ones cost nothing: decode gains 3 %.
 # Other devices have no use for the option and ignore it.
 # What XLA_FLAGS may say about exactness does not hold here.
 _OPTIONS = {"xla_cpu_prefer_vector_width": 512, "xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False}

@@ -25,7 +25,7 @@ class EngineSettings:
     precision: of matrix products, a name that `jax.default_matmul_precision` takes; anything but "highest" may change
     tokens, and the gate has no way to ask for it. checkpoints: states kept for going back; checkpoint_every: generated
     tokens between two of them. cache_dir: where compiled programs are kept between processes; None: where JAX keeps
-    them, nowhere unless it was told.
+    them, which is nowhere by default.
     overlap: in decode, compute the layers before the PLE layer while its rows are read; False: a step is one program.
 
     Raises: InputError naming every setting that cannot be.

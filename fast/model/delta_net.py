@@ -155,7 +155,7 @@ def _unit_lower_inverse(below: Float[Array, "n b C C"]) -> Float[Array, "n b C C
     By substitution, row by row in small diagonal blocks and then block by block: every entry of it is a sum that the
     recurrence would have formed, bounded like the updates themselves. The product form (I - A)(I + A^2)(I + A^4)... is
     shorter, but for repeated keys the powers of A grow like binomial coefficients, 1e17 at 64, and cancel. LAPACK's
-    triangular solve takes 0.7 ms where this takes 0.2, and threads of its own that get into the way.
+    triangular solve takes 0.7 ms where this takes 0.2, and its threads get into the way.
     """
     whole, size = below.reshape(-1, *below.shape[-2:]), below.shape[-1]
     width = size

@@ -230,7 +230,7 @@ def test_a_flip_of_every_branch_is_seen(branch: Branch, monkeypatch: pytest.Monk
 @pytest.mark.slow
 @pytest.mark.parametrize("layer", LAYERS)
 def test_without_a_flip_a_layer_gives_the_same_bits(layer: str) -> None:
-    """What the flips are told apart from."""
+    """What the flips are compared with."""
     expected = unplanted(layer)
     jax.clear_caches()
     for ours, right in zip(LAYERS[layer](), expected, strict=True):

@@ -48,7 +48,7 @@ def with_bias(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ["reference", "fast", "gate"])
-def test_tensors_that_are_not_applied_are_told_once(with_bias: Path, how: str) -> None:
+def test_tensors_that_are_not_applied_are_named_once(with_bias: Path, how: str) -> None:
     def load() -> None:
         if how == "gate":
             case = dataclasses.replace(case_by_id("tiny"), generate=0)

@@ -17,6 +17,7 @@ from model_file.errors import InputError
 from tests.fast.engines import answers, find, shared
 
 app = typer.Typer()
+app.callback()(lambda: None)  # so that the command has its name here too
 app.command("run")(run)
 
 
