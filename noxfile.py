@@ -30,7 +30,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Unit, property, differential and command-line tests; what is slow is left to `nox -s slow`."""
     install(session, "tests")
-    session.run("pytest", "-m", "not slow", *session.posargs)
+    session.run("pytest", "-m", "not slow", "-n", "2", *session.posargs)
 
 
 @nox.session
