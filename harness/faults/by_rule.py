@@ -113,7 +113,7 @@ def measure() -> Baseline:
     for name in STEPS:
         print_line(f"without a change: {name}")
         with tempfile.TemporaryDirectory(prefix="plegate-mutants-") as scratch:
-            *said, lines = in_child(_WORK, ([name], True), 3600, Path(scratch))
+            *said, lines = in_child(_WORK, ([name],), 3600, Path(scratch), cover=True)
         if len(said) != 1 or said[0][1] is not None:
             raise InputError(f"{name}: found without any change: {[*said, lines]}; mend that first")
         found.wall_s[name] = said[0][3]
@@ -129,7 +129,7 @@ def judge(mutant: Mutant, baseline: Baseline) -> Outcome:
         return Outcome(None, "", "no part of the gate reaches it")
     limit_s = PATIENCE_S + SLOWER * max(baseline.wall_s[name] for name in steps)
     with _tree(mutant) as (tree, scratch):
-        *said, last = in_child(_WORK, (steps, False), limit_s, scratch, tree)
+        *said, last = in_child(_WORK, (steps,), limit_s, scratch, tree)
     if len(last) == 2:  # it did not come to its end: error, crash or timeout
         last = (steps[min(len(said), len(steps) - 1)], *last)
     return Outcome(last[1], last[0] if last[1] else "", last[2][:300], time.perf_counter() - started)

@@ -14,7 +14,7 @@ from harness.answers.store import how_to_make, read_golden
 from harness.cases.case import Case, parse_modes
 from harness.cases.models import model_path
 from harness.cases.registry import case_by_id
-from harness.faults.child import ROOT, Send
+from harness.faults.child import Send
 from harness.faults.fault import Trial, faults
 from harness.gate.checks import CHECKS, CONTROL, ORDER, Finding
 from harness.gate.choice import choose
@@ -48,14 +48,8 @@ STEPS = {
 """Cheapest first. Equal rows give equal tokens: rows are read in every mode, and tokens run in one."""
 
 
-def say_steps(send: Send, names: Sequence[str], cover: bool) -> None:
-    """Send (step, check, message, seconds) of each step, up to the first finding; then the lines that ran."""
-    watch: Any = None
-    if cover:
-        import coverage
-
-        watch = coverage.Coverage(data_file=None, include=[f"{ROOT}/fast/*"], messages=False)
-        watch.start()
+def say_steps(send: Send, names: Sequence[str]) -> None:
+    """Send (step, check, message, seconds) of each step, up to the first finding."""
     for name in names:
         step = STEPS[name]
         started = time.perf_counter()
@@ -71,10 +65,6 @@ def say_steps(send: Send, names: Sequence[str], cover: bool) -> None:
             send((name, "not run", f"{refused.name}: {refused.not_run}", 0.0))
             return
         send((name, None, "", time.perf_counter() - started))
-    if watch is not None:
-        watch.stop()
-        data = watch.get_data()
-        send({str(Path(file).relative_to(ROOT)): data.lines(file) for file in data.measured_files()})
 
 
 def say_trial(send: Send, name: str, without: Collection[str], quick: bool = False) -> None:

@@ -26,6 +26,7 @@ NO_ANSWERS = {
     "fast/rows/residency.py": "what is in memory, and eviction, for cold measurements",
     "fast/engine/timings.py": "where time goes",
     "fast/engine/memory.py": "the memory that a model will need",
+    "fast/engine/ahead.py": "programs compiled before they are asked for",
     "fast/engine/nonfinite.py": "where logits began not to be finite, for an error's text",
 }
 _GUARDS = ("strict", "frozen", "repr", "maxsize", "maxlen", "stacklevel")

@@ -38,6 +38,8 @@ def hangs(send): send(1); time.sleep(60)
 def changed(send):
     import fast.rows.settings
     send(fast.rows.settings.RowSettings().inline_rows)
+def imports(send):
+    import fast.rows.settings
 
 if __name__ == "__main__":
     import fast.rows.settings
@@ -51,6 +53,8 @@ if __name__ == "__main__":
     text = Path(file).read_text().replace("inline_rows: int = 64", "inline_rows: int = 63")
     print(in_child(("work", "changed"), (), 30, scratch, make_tree(scratch / "tree", file, text)))
     print(fast.rows.settings.RowSettings().inline_rows)
+    lines = in_child(("work", "imports"), (), 60, scratch, cover=True)[-1]
+    print(1 in lines["fast/rows/settings.py"], len(lines["fast/rows/settings.py"]) > 8)
 """
 
 
@@ -58,12 +62,13 @@ def test_a_child_sends_what_it_finds_and_how_it_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CHILD, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
-    fine, raises, dies, hangs, changed, own = done.stdout.splitlines()
+    fine, raises, dies, hangs, changed, own, covered = done.stdout.splitlines()
     assert fine == "[2, 3]"
     assert raises.startswith("[1, ('error', 'ValueError: no such row (")
     assert dies == "[('crash', 'the process ended with -11')]"
     assert hangs == "[1, ('timeout', 'no answer after 0 s')]"
     assert (changed, own) == ("[63]", "64")  # the child sees the change, nobody else does
+    assert covered == "True True"  # what runs at import is seen too
 
 
 def test_a_tree_has_everything_and_one_other_file(tmp_path: Path) -> None:
