@@ -22,7 +22,10 @@ def engine_settings(room: int, **chosen: Any) -> EngineSettings:
     from fast.engine.settings import EngineSettings
 
     context = chosen.pop("context", None)
-    wanted = EngineSettings(**{"context": -(-room // ROOM_STEP) * ROOM_STEP if context is None else context, **chosen})
+    context = -(-room // ROOM_STEP) * ROOM_STEP if context is None else context
+    if chosen.get("chunk", 0) > context > 0:
+        chosen["chunk"] = context
+    wanted = EngineSettings(context=context, **chosen)
     fields: dict[str, Any] = {**vars(wanted), "chunk": min(wanted.chunk, wanted.context)}
     if "cache_dir" not in chosen:
         fields["cache_dir"] = cache_folder() / "programs"

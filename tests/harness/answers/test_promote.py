@@ -122,7 +122,7 @@ def test_promote_refuses_folder_that_is_no_checkout(candidates: Path, tmp_path: 
 def test_golden_command_refuses_unknown_case(arguments: list[str]) -> None:
     result = CliRunner().invoke(golden_app, arguments)
     assert isinstance(result.exception, InputError)
-    assert "expected one of nano-texts" in str(result.exception)
+    assert "expected one of pico-texts" in str(result.exception)
 
 
 def test_golden_diff_says_alike_and_different(candidates: Path) -> None:

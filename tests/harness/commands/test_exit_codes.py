@@ -92,7 +92,7 @@ def test_path_and_text_that_cannot_be_shown_stop_nothing(tmp_path: Path) -> None
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert b"\\udcff\\xe9.gguf" in done.stdout
+    assert b"\\udcff\\xe9.gguf" in done.stdout.replace(b"\n", b"")  # a long path goes on in the next line
     assert b'\\udcff\xc3\xa9.gguf"' in out.read_bytes()
 
 

@@ -121,11 +121,14 @@ def test_names_are_not_markup(tiny_quant: Path, tmp_path: Path) -> None:
     model = tmp_path / "[bold]q.gguf"
     shutil.copy(tiny_quant, model)
     (tmp_path / "ids").write_text("1 2 3")
-    mode = f"mmap@{model}"
+    copy = tmp_path / "[bold]copy.gguf"
+    shutil.copy(tiny_quant, copy)
+    mode = f"mmap@{copy}"
     for command in (("rows", "--no-cold"), ("gate", "--generate", "1")):
         done = run(command[0], model, *command[1:], "--mode", mode, "--tokens", tmp_path / "ids")
         assert done.exit_code == 0, done.output
-        assert "".join(done.output.split()).count("[bold]q.gguf") == 2, done.output
+        assert "[bold]q.gguf" in (flat := "".join(done.output.split())), done.output
+        assert "[bold]copy.gguf" in flat, done.output
 
 
 def test_modes_are_listed_in_a_line_each() -> None:
@@ -233,7 +236,7 @@ def test_a_split_count_that_is_no_number_is_refused(tiny_quant: Path, tmp_path: 
 
     done = run("inspect", gguf_edit.edited(tiny_quant, tmp_path / "split.gguf", change))
     assert done.exit_code == 2, (done.output, done.exception)
-    assert "split.gguf: split.count is 'four', expected how many shards" in words(done)
+    assert "split.gguf: split.count: found 'four', expected a whole number" in words(done)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +255,7 @@ def test_no_command_goes_past_the_models_context(tiny_quant: Path, tmp_path: Pat
     words_given = [str(tmp_path / "out.npz") if word == "OUT" else word for word in command]
     done = run(words_given[0], tiny_quant, *words_given[1:], *ids)
     assert done.exit_code == 2, (done.output, done.exception)
-    assert f"{tiny_quant}: has a context of 4096 tokens, expected at least the 5" in words(done)
+    assert f"{tiny_quant}: has a context of 4096 tokens, expected at least the " in words(done)
 
 
 @pytest.mark.parametrize(("ids", "chunk", "prompt_tokens"), [("7", 512, 1), ("1 2 3", 1, 3), ("1 2 3", 512, 3)])

@@ -99,5 +99,6 @@ def test_what_of_a_copy_was_compared_is_said(tmp_path: Path, whole: bool) -> Non
         assert (done.exit_code, f"first row {table.rows // 3} (at byte" in flat) == (1, True), done.output
     else:
         assert done.exit_code == 0, done.output
-        assert f"12 of the {table.rows:,} rows of {copy} were compared" in flat
+        said = f"12 of the {table.rows:,} rows of {copy} were compared"
+        assert said.replace(" ", "") in flat.replace(" ", "")  # a long path goes on in the next line
         assert f"{table.rows - 12:,} were not looked at: --whole compares them all" in flat

@@ -28,6 +28,8 @@ OTHERS = {
     "range_pages": "7",
     "advise_ranges": "33",
     "advise_rows": "65",
+    "first_chunk_rows": "77",
+    "chunk_rows": "99",
     "staging_bytes": "2MiB",
     "cache_bytes": "1MiB",
     "chunk": "32",
