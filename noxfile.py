@@ -66,8 +66,7 @@ def golden(session: nox.Session) -> None:
 @nox.session
 def coverage(session: nox.Session) -> None:
     """Lines and branches of fast/ that no case of the gate reaches: each is listed with its reason, or it fails."""
-    install(session)
-    session.install("coverage>=7.6")
+    install(session, "tests")
     data, report = (str(Path(session.create_tmp()) / name) for name in ("coverage", "coverage.json"))
     run = ["coverage", "run", "--branch", "--source=fast", f"--data-file={data}", "-m", "harness.cli", "gate"]
     session.run(*run, *session.posargs)
