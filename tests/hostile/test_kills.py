@@ -74,7 +74,7 @@ VICTIMS = {
     "golden": Victim(
         "golden record tiny-quant --engine fast --no-confirm --candidates candidates", "golden record --help", 8
     ),
-    "trend": Victim("trend kept --add first.json --markdown trend.md --html trend.html --keep-only", limit_s=2.5),
+    "trend": Victim("trend kept --add first.json --markdown trend.md --html trend.html --keep-only", limit_s=1.0),
 }
 
 

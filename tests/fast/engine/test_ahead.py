@@ -35,7 +35,7 @@ def test_a_step_that_comes_first_waits_and_says_what_it_waited_for() -> None:
         sequence = engine.new_sequence()
         sequence.feed(TOKENS[:16], last_only=True)
         first = engine.timings.steps[0]
-        assert first.compile_s > 5 * first.compute_s
+        assert first.compile_s > first.compute_s
         assert len(sequence.greedy(2)) == 2
 
 
