@@ -36,6 +36,8 @@ def test_a_step_that_comes_first_waits_and_says_what_it_waited_for() -> None:
         sequence.feed(TOKENS[:16], last_only=True)
         first = engine.timings.steps[0]
         assert first.compile_s > first.compute_s
+        engine.new_sequence().feed(TOKENS[:16], last_only=True)
+        assert engine.timings.steps[1].compile_s < first.compile_s  # it is not waited for again
         assert len(sequence.greedy(2)) == 2
 
 
