@@ -82,11 +82,6 @@ def die_with(parent: int) -> None:
         os._exit(128 + signal.SIGKILL)
 
 
-def dying_with_us() -> list[str]:
-    """What to put before a command so that it ends with this process, also where this one is killed. Linux only."""
-    return [sys.executable, "-P", __file__, str(os.getpid())] if sys.platform == "linux" else []
-
-
 def _pipe() -> tuple[int, int]:
     """A pipe apart from descriptors 0 to 2, which may be closed: what is printed there must not come into it."""
     import fcntl
@@ -253,11 +248,3 @@ def _say(lines: list[str]) -> None:
             os.write(2, b"\r\x1b[K\x1b[?25h")  # the cursor, which a progress bar hides
         for line in lines:
             os.write(2, f"plegate: cannot run: {line}\n".encode(errors="backslashreplace"))
-
-
-if __name__ == "__main__":
-    die_with(int(sys.argv[1]))
-    try:
-        os.execv(sys.argv[2], sys.argv[2:])
-    except OSError as error:
-        sys.exit(f"{sys.argv[2]}: cannot be run: {error.strerror}")

@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from harness.measure.arms import parse_arm
+from harness.engines.arms import parse_arm
 from harness.measure.cells import COLD, Cell, Workload
 from harness.measure.machine import machine_facts, model_facts
 from harness.measure.plan import MOST_REPEATS, Matrix, blocks_for

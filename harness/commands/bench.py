@@ -28,10 +28,10 @@ def bench(
         list[str] | None,
         typer.Option(
             "--arm",
-            metavar="MODE|NAME=PARTS",
-            help="What to compare; several times. A mode, `device` (what the disk allows), `llama-server` or "
-            "`transformers`; or NAME= and parts with commas between: one of these, `commit:REV` (another commit's "
-            "code), `setting=value` (queue_depth, cache, overlap, chunk, ...). The first one is the baseline.",
+            metavar="MODE|NAME=...",
+            help="What to compare; several times, the first is the baseline. A mode, `device` (what the disk allows), "
+            "`transformers`; NAME= and parts with commas between: one of these, `commit:REV` (another commit's code), "
+            "`setting=value` (queue_depth, cache, ...); or a server: NAME='PROGRAM ARGUMENT...', NAME=http://...",
         ),
     ] = None,
     baseline: Annotated[str | None, typer.Option(metavar="NAME", help="The arm that all are compared with.")] = None,
@@ -210,7 +210,7 @@ def _matrix(
     twin: bool,
 ) -> Matrix:
     """The matrix that the options describe. Raises: InputError."""
-    from harness.measure.arms import parse_arms
+    from harness.engines.arms import parse_arms
     from harness.measure.cells import STATES, parse_workload
     from harness.measure.commits import resolve
     from harness.measure.plan import PRESETS, Matrix, blocks_for

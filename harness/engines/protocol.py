@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -34,6 +34,33 @@ class Run:
 
     tokens: tuple[int, ...]
     margins: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A server's answer to one request. Units: seconds, by the server's clock.
+
+    prompt_tokens: those it computed; cached_tokens: those it had. top: logprobs of the best ids at every step, where
+    they were asked for. written: tokens of an answer that is text alone. drafted, accepted: of speculative decoding.
+    """
+
+    tokens: list[int]
+    prompt_tokens: int
+    prompt_s: float
+    decode_s: float
+    text: str = ""
+    top: list[dict[int, float]] = field(default_factory=list)
+    cached_tokens: int = 0
+    written: int | None = None
+    drafted: int = 0
+    accepted: int = 0
+    logits: Float32 | None = None
+
+    @property
+    def margins(self) -> list[float]:
+        """The best logprob minus the second of every step, which is the margin of the logits; none where not told."""
+        ranked = [sorted(step.values(), reverse=True) for step in self.top]
+        return [step[0] - step[1] if len(step) > 1 else float("nan") for step in ranked]
 
 
 class EngineSequence(Protocol):

@@ -16,8 +16,8 @@ from typing import Any
 from fast.rows import residency
 from fast.rows.resident import available_bytes
 from fast.rows.table import Table
+from harness.engines.arms import DEVICE, TWIN, Arm
 from harness.errors import CannotRun
-from harness.measure.arms import DEVICE, TWIN, Arm
 from harness.measure.cells import COLD, STATES, WARM, Group, Workload
 from harness.measure.machine import machine_facts, model_facts
 from harness.measure.plan import Matrix

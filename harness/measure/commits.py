@@ -10,8 +10,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from harness.engines.arms import Arm
 from harness.errors import CannotRun
-from harness.measure.arms import Arm
 from model_file.errors import InputError
 
 ROOT = Path(__file__).parents[2]

@@ -9,10 +9,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from harness.engines.llama_server import LlamaServer, find_server
+from harness.engines.arms import SERVERS, Arm
+from harness.engines.serving import Adapter, Room, connect
 from harness.engines.transformers import TransformersEngine
 from harness.errors import CannotRun
-from harness.measure.arms import Arm
 from harness.measure.process import ProcessFailed
 from model_file.errors import InputError
 
@@ -27,15 +27,15 @@ class Outside:
         self._arm, self._stack = arm, ExitStack()
         self.spec: dict[str, Any] = {}
         chosen = arm.engine_settings
-        threads = chosen.get("threads") or len(os.sched_getaffinity(0))
-        program = Path(chosen["program"]) if "program" in chosen else None
         started = perf_counter()
-        self._llama: LlamaServer | None = None
+        self._llama: Adapter | None = None
         self._transformers: TransformersEngine | None = None
-        if arm.mode == "llama-server":
-            server = LlamaServer(find_server(program), model, context, threads, chosen.get("cache_type", "f16"))
-            self._llama = self._stack.enter_context(server)
+        if arm.mode in SERVERS:
+            self._llama = connect(arm, Room(model, context))
+            self._stack.enter_context(self._llama.server)
         else:
+            threads = chosen.get("threads") or len(os.sched_getaffinity(0))
+            program = Path(chosen["program"]) if "program" in chosen else None
             self._transformers = self._stack.enter_context(TransformersEngine(model, threads, program))
         self._opened_s = perf_counter() - started
 
@@ -78,7 +78,7 @@ class Outside:
         return self._of_llama(self._llama, before, fed, count, decode)
 
     def _of_llama(
-        self, server: LlamaServer, before: Sequence[int], fed: Sequence[int], count: int, decode: bool
+        self, server: Adapter, before: Sequence[int], fed: Sequence[int], count: int, decode: bool
     ) -> tuple[float, int | None]:
         if before:
             server.complete(before, 1, remember=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from harness.measure.arms import DEVICE, OUTSIDE, TWIN, Arm
+from harness.engines.arms import DEVICE, OUTSIDE, TWIN, Arm
 from harness.measure.cells import COLD, STATES, WARM, Cell, Group, Workload
 from model_file.errors import InputError
 

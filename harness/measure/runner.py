@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fast.rows.resident import available_bytes
+from harness.engines.arms import OUTSIDE, Arm
 from harness.errors import CannotRun
-from harness.measure.arms import OUTSIDE, Arm
 from harness.measure.cells import Cell, Group
 from harness.measure.commits import code_digest, tree_of
 from harness.measure.machine import identity, paths_of

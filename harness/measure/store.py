@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.atomic import write_json
+from harness.engines.arms import Arm, arm_as_dict, arm_from
 from harness.errors import CannotRun
-from harness.measure.arms import Arm, arm_as_dict, arm_from
 from harness.measure.cells import Cell, Workload, cell_as_dict, cell_from
 from harness.measure.plan import Matrix
 from model_file.errors import InputError

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.measure.arms import TWIN
+from harness.engines.arms import TWIN
 from harness.measure.caveats import Caveat
 from harness.measure.statistics import CONFIDENCE, Comparison, GroupSummary, Side, Spread, noise_of
 from harness.measure.store import Results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.measure.arms import TWIN
+from harness.engines.arms import TWIN
 from harness.measure.caveats import Caveat
 from harness.measure.statistics import CONFIDENCE, GroupSummary, Side, noise_of
 from harness.measure.store import Results

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.measure.arms import parse_arm
+from harness.engines.arms import parse_arm
 from harness.measure.cells import COLD, Cell
 from harness.measure.plan import PRESETS, Matrix
 from harness.measure.worker.proof import OWN_MEMORY

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from harness.answers.store import golden_folder, read_golden
-from harness.engines.llama_server import LlamaServer, find_server
+from harness.engines.arms import Arm
+from harness.engines.program import find_server
+from harness.engines.serving import Adapter, Room, connect
 from harness.engines.transformers import VARIABLE, TransformersEngine
 from harness.errors import CannotRun
 from harness.synth import ensure_model
@@ -51,16 +53,20 @@ def test_transformers_on_our_reading_of_the_file_gives_its_own_answers(name: str
             assert answer.tokens == expected[f"greedy_{number}"].tolist()
 
 
-EXACT = ("-fa", "off")
+EXACT = ("-t", "2", "-ctk", "f32", "-ctv", "f32", "-fa", "off")
 """Its flash attention rounds queries and keys to 16 bits even where they are stored in 32: on nano one token in 960
 differs with it, none without. Its kernels for quantized weights round activations to 8 bits: only F32 files compare."""
 
 
+def exact(program: Path, model: Path) -> Adapter:
+    return connect(Arm("exact", "llama-server", words=(str(program), *EXACT)), Room(model, 512))
+
+
 def test_llama_cpp_gives_the_same_tokens(server_program: Path) -> None:
     expected = answers("tiny")
-    with LlamaServer(server_program, find("tiny.gguf"), 512, threads=2, cache_type="f32", arguments=EXACT) as server:
+    with (adapter := exact(server_program, find("tiny.gguf"))).server:
         for number in range(3):
-            done = server.complete(expected[f"prompt_{number}"].tolist(), 32)
+            done = adapter.complete(expected[f"prompt_{number}"].tolist(), 32)
             assert done.tokens == expected[f"greedy_{number}"].tolist()
             assert done.prompt_tokens == len(expected[f"prompt_{number}"])
             assert done.prompt_s > 0
@@ -70,9 +76,9 @@ def test_llama_cpp_gives_the_same_tokens(server_program: Path) -> None:
 def test_llama_cpp_loads_nano_and_gives_the_goldens_tokens(server_program: Path) -> None:
     golden = read_golden("nano-texts", golden_folder())
     assert golden is not None
-    with LlamaServer(server_program, ensure_model("nano"), 512, threads=2, cache_type="f32", arguments=EXACT) as server:
+    with (adapter := exact(server_program, ensure_model("nano"))).server:
         for prompt in golden.prompts:
-            assert server.complete(prompt.ids, len(prompt.generated)).tokens == list(prompt.generated), prompt.name
+            assert adapter.complete(prompt.ids, len(prompt.generated)).tokens == list(prompt.generated), prompt.name
 
 
 def test_a_batch_of_ours_equals_transformers(transformers_python: None) -> None:

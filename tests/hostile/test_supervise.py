@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import select
@@ -304,39 +303,3 @@ def test_an_interrupt_of_the_process_group_comes_once() -> None:
         assert parent.stdout.readline() == "ready\n"
         os.killpg(parent.pid, signal.SIGINT)
         assert parent.wait(30) == 130
-
-
-def test_a_server_ends_with_the_command_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process and no port of llama-server stays behind."""
-    from harness.engines import llama_server
-
-    body = (
-        "import subprocess\n"
-        "child = subprocess.Popen([*supervise.dying_with_us(), '/bin/sleep', '60'])\n"
-        "print(child.pid, flush=True)\n"
-        "child.wait()\n"
-    )
-    with subprocess.Popen(supervised(body), stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
-        assert parent.stdout is not None
-        server = int(parent.stdout.readline())
-        end = time.monotonic() + 10
-        while b"/bin/sleep" not in Path(f"/proc/{server}/cmdline").read_bytes() and time.monotonic() < end:
-            time.sleep(0.01)
-        parent.kill()
-    assert wait_until_gone(server)
-
-    started: list[list[str]] = []
-
-    class Started(Exception):
-        pass
-
-    def start(command: list[str], **_: object) -> None:
-        started.append(command)
-        raise Started
-
-    monkeypatch.setattr(llama_server.tempfile, "TemporaryFile", io.BytesIO)
-    monkeypatch.setattr(llama_server.subprocess, "Popen", start)
-    with pytest.raises(Started):
-        llama_server.LlamaServer(Path("/bin/true"), Path("model"), 64, 1)
-    before = llama_server.dying_with_us()
-    assert started[0][: len(before) + 1] == [*before, "/bin/true"]

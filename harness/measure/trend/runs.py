@@ -16,7 +16,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from harness.atomic import write_json
-from harness.measure.arms import TWIN
+from harness.engines.arms import TWIN
 from harness.measure.cells import Cell, cell_from
 from harness.measure.statistics import by_repeat
 from harness.measure.store import Results, Store

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from harness.commands.run import _Words, run
-from harness.engines.llama_server import VARIABLE, find_server
+from harness.engines.program import VARIABLE, find_server
 from harness.engines.transformers_weights import grouped_order
 from harness.errors import CannotRun
 from model_file.errors import InputError

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from fast.rows import locate_table, residency
-from harness.measure.arms import Arm, arm_as_dict
+from harness.engines.arms import Arm, arm_as_dict
 from harness.measure.cells import Cell, Workload, cell_as_dict
 from harness.measure.plan import Matrix
 from harness.measure.store import SCHEMA, Results, RunPlan, Store

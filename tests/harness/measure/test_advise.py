@@ -12,8 +12,8 @@ import pytest
 from typer.testing import Result
 
 from fast.rows import MODES, Table, residency
+from harness.engines.arms import Arm
 from harness.measure.advise import DEPTHS, MEASURED, STEPS, Advice, ModeSpeed, advice_of, sentences
-from harness.measure.arms import Arm
 from harness.measure.cells import Cell, Workload
 from harness.measure.store import Results
 from tests.fast.rows.commands import gemma

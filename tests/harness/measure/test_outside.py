@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from harness.engines.llama_server import Completion
+from harness.engines.arms import Arm, parse_arm
+from harness.engines.protocol import Completion
+from harness.engines.serving import Room
 from harness.measure import outside
-from harness.measure.arms import parse_arm
 from harness.measure.caveats import caveats
 from harness.measure.statistics import summarise
 from tests.harness.measure.conftest import made_up, plan, steady
@@ -25,8 +26,9 @@ class StandIn:
 
     computes_more = 0
 
-    def __init__(self, *given: Any) -> None:
-        self.given, self.known, self.closed = given, 0, False
+    def __init__(self, arm: Arm, room: Room) -> None:
+        self.given, self.known, self.closed = (arm, room), 0, False
+        self.server = self
 
     def __enter__(self) -> StandIn:
         return self
@@ -34,7 +36,7 @@ class StandIn:
     def __exit__(self, *_: object) -> None:
         self.closed = True
 
-    def complete(self, tokens: Sequence[int], count: int, remember: bool = False) -> Completion:
+    def complete(self, tokens: Sequence[int], count: int, remember: bool = False, **_: Any) -> Completion:
         computed = len(tokens) - (self.known if remember and self.known < len(tokens) else 0) + self.computes_more
         self.known = len(tokens)
         return Completion([7] * count, computed, 0.001 * computed, 0.01 * count)
@@ -42,13 +44,12 @@ class StandIn:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "LlamaServer", StandIn)
-    monkeypatch.setattr(outside, "find_server", lambda program: program or Path("llama-server"))
+    monkeypatch.setattr(outside, "connect", StandIn)
 
 
 def _run(run_command: Run, model: Path, folder: Path, *more: str) -> Result:
     sizes = ("--workload", "prefill:16", "--workload", "decode:8", "--depth", "0", "--depth", "20", "--blocks", "1")
-    arms = ("--arm", "resident", "--arm", "llama=llama-server,threads=1", "--repeats", "1", "--no-twin")
+    arms = ("--arm", "resident", "--arm", "llama=llama-server -t 1", "--repeats", "1", "--no-twin")
     return run_command("bench", model, "--preset", "speed", *arms, *sizes, "--out", folder / "run", *more)
 
 
@@ -62,7 +63,7 @@ def test_engine_beside_ours_on_the_same_ids(tiny_quant: Path, tmp_path: Path, ru
         sides = {side["arm"]: side for side in group["arms"]}
         kind = group["workload"]["kind"]
         assert sides["llama"]["tokens_per_s"]["median"] == pytest.approx(1000 if kind == "prefill" else 100)
-        assert sides["llama"]["ran"] == "llama-server, threads=1"
+        assert sides["llama"]["ran"] == "llama-server -t 1"
         assert sides["resident"]["tokens_per_s"]["median"] > 0
     names = {caveat["name"]: caveat["text"] for caveat in content["caveats"]}
     assert "an outside engine, by its own clock" in names["note"]
@@ -79,11 +80,11 @@ def test_engine_that_computes_other_tokens_than_asked_is_not_timed(
 
 
 def test_arm_is_told_to_the_server(tmp_path: Path) -> None:
-    arm = parse_arm("l=llama-server,threads=3,cache_type=f32,program=/opt/llama-server")
+    arm = parse_arm("l=/opt/llama-server -t 3")
     engine = outside.Outside(arm, tmp_path / "m.gguf", 4096)
     server = engine._llama
     assert isinstance(server, StandIn)
-    assert server.given == (Path("/opt/llama-server"), tmp_path / "m.gguf", 4096, 3, "f32")
+    assert server.given == (arm, Room(tmp_path / "m.gguf", 4096))
     engine.close()
     assert server.closed
 

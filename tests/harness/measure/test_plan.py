@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.measure.arms import TWIN, Arm, parse_arm
+from harness.engines.arms import TWIN, Arm, parse_arm
 from harness.measure.cells import Cell, Workload, cell_as_dict, cell_from, parse_workload
 from harness.measure.plan import LEAD_IN, Matrix, blocks_for
 from harness.measure.stream import Tokens, check_given

@@ -115,7 +115,7 @@ def test_process_of_a_run_that_has_ended_does_not_start() -> None:
 @pytest.fixture(scope="module")
 def tree_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tree of the commit before the rebuilding."""
-    from harness.measure.arms import Arm
+    from harness.engines.arms import Arm
     from harness.measure.commits import resolve, tree_of
     from model_file.errors import InputError
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from harness.measure.arms import Arm
+from harness.engines.arms import Arm
 from harness.measure.cells import Workload
 from tests.harness.measure.conftest import made_up, plan, steady, store_of
 

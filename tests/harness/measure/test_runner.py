@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from harness.engines.arms import Arm
 from harness.errors import CannotRun
 from harness.measure import runner
-from harness.measure.arms import Arm
 from harness.measure.commits import resolve, tree_of
 from harness.measure.memory_limit import limited
 from harness.measure.process import Process, ProcessFailed

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from harness.measure.arms import TWIN, Arm
+from harness.engines.arms import TWIN, Arm
 from harness.measure.caveats import caveats
 from harness.measure.cells import Cell
 from harness.measure.statistics import (

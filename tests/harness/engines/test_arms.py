@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.measure.arms import Arm, arm_as_dict, arm_from, parse_arm, parse_arms, setting_types
+from harness.engines.arms import Arm, arm_as_dict, arm_from, parse_arm, parse_arms, read_arms, setting_types
 from harness.measure.cells import STATES, Workload
 from harness.measure.plan import Matrix
 from harness.measure.process import Process
@@ -56,7 +56,15 @@ VALUES |= {"precision": "high"}
         ("x=auto,overlap=off", Arm("x", "auto", (("overlap", False),))),
         ("x=auto,buckets=16+64", Arm("x", "auto", (("buckets", (16, 64)),))),
         ("direct=direct,staging_bytes=4MiB", Arm("direct", "direct", (("staging_bytes", 4 << 20),))),
-        ("l=llama-server,cache_type=f32", Arm("l", "llama-server", (("cache_type", "f32"),))),
+        ("l=llama-server -ctk f32", Arm("l", "llama-server", words=("llama-server", "-ctk", "f32"))),
+        ("on=llama-server", Arm("on", "llama-server", words=("llama-server",))),
+        ("llama-server", Arm("llama-server", "llama-server", words=("llama-server",))),
+        ("pr=/b/llama-server --x 'a b'", Arm("pr", "llama-server", words=("/b/llama-server", "--x", "a b"))),
+        ("r=./my-server", Arm("r", "llama-server", words=("./my-server",))),
+        ("r=http://127.0.0.1:8080/", Arm("r", "llama-server", address="http://127.0.0.1:8080")),
+        ("v=openai:http://localhost:8000", Arm("v", "openai", address="http://localhost:8000")),
+        ("t=transformers,program=/bin/python", Arm("t", "transformers", (("program", "/bin/python"),))),
+        ("old=commit:feature/x", Arm("old", "auto", (), "feature/x")),
     ],
 )
 def test_arm_is_read_from_its_text(text: str, expected: Arm) -> None:
@@ -72,15 +80,75 @@ def test_arm_is_read_from_its_text(text: str, expected: Arm) -> None:
         "x=uring,queue_depth=1_0", "x=uring,queue_depth=-1", "x=uring,mmap", "x=auto,chunk=16,chunk=32",
         "x=auto,context=4096", "x=auto,cache_dir=/x", "x=auto,precision=lowest", "x=auto,buckets=16,64",
         "x=auto,staging_bytes=lots", "x=auto,syscall=call", "x=device,workers=2", "x=llama-server,queue_depth=2",
-        "x=llama-server,commit:HEAD", "x=commit:a,commit:b",
+        "x=llama-server,commit:HEAD", "x=commit:a,commit:b", "x=/a 'b",
     ],
 )  # fmt: skip
 def test_arm_that_is_not_understood_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"expected|no commits here"):
+    with pytest.raises(InputError, match=r"expected|no commits here|give it another name"):
         parse_arm(text)
 
 
-@pytest.mark.parametrize("text", ["mmap=prefetch", "prefetch=mmap", "on=direct", "uring=commit:HEAD", "device=uring"])
+FILE = """
+arguments = "-ctk f32 -fa off"
+environment = { GGML_A = "1", GGML_B = "2" }
+[[arm]]
+name = "off"
+program = "llama-server"
+arguments = ["--lazy-mode", "off"]
+environment = { GGML_B = "3" }
+[[arm]]
+name = "v"
+program = "/opt/vllm"
+kind = "openai"
+[[arm]]
+name = "ours"
+mode = "prefetch,chunk=64"
+[[arm]]
+name = "there"
+address = "http://127.0.0.1:1"
+"""
+
+
+def test_arms_of_a_file_share_arguments_and_environment(tmp_path: Path) -> None:
+    path = tmp_path / "arms.toml"
+    path.write_text(FILE)
+    common, env = ("-ctk", "f32", "-fa", "off"), (("GGML_A", "1"), ("GGML_B", "2"))
+    assert parse_arms(["on=llama-server --lazy-mode on"], "ours", path, "-t 2") == [
+        Arm("ours", "prefetch", (("chunk", 64),)),
+        Arm("on", "llama-server", words=("llama-server", "-t", "2", "--lazy-mode", "on")),
+        Arm(
+            "off",
+            "llama-server",
+            words=("llama-server", *common, "--lazy-mode", "off"),
+            environment=(("GGML_A", "1"), ("GGML_B", "3")),
+        ),
+        Arm("v", "openai", words=("/opt/vllm", *common), environment=env),
+        Arm("there", "llama-server", address="http://127.0.0.1:1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "found nothing, expected"),
+        ("[[arm]]\nname = 3", "arm 0: expected a name, one of program"),
+        ("[[arm]]\nname = 'a'\nprogram = 'x'\nmode = 'auto'", "arm 0: expected a name, one of program"),
+        ("[[arm]]\nname = 'a'\nprogram = 'x'\nkind = 'grpc'", "kind is 'grpc', expected one of llama-server"),
+        ("[[arm]]\nname = 'a'\nprogam = 'x'", "arm 0: expected a name"),
+        ("[[arm]", "cannot be read"),
+        ("x = 1\n[[arm]]\nname = 'a'\nmode = 'auto'", "found x, arm, expected"),
+    ],
+)
+def test_a_file_of_arms_that_is_not_understood_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "arms.toml"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_arms(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["mmap=prefetch", "prefetch=mmap", "on=direct", "uring=commit:HEAD", "device=uring", "uring=llama-server"]
+)
 def test_arm_named_after_a_mode_that_it_is_not_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is named after the mode"):
         parse_arm(text)

@@ -1,0 +1,243 @@
+"""A server in place of llama-server, over our own engine: both protocols, slots, and faults on demand.
+
+`python tests/stand_in.py -m MODEL --port N [--fault NAME=VALUE,...]`. Answers are kept in PLEGATE_STAND_IN_CACHE, so
+that only the first one of a model and prompt loads an engine. Faults: id=K another id at step K; noise=X on logprobs;
+prompt_n=N more than were sent; slow=S seconds an answer; hang=N and die=N at request N; leak a child; slot: ids that
+depend on the slot; vocab an id outside; short one token fewer; stale after a cached prefix; text: ids are not told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+TOP = 20
+BEHIND = 4  # a cached prefix is taken up this many tokens before its end
+Step = tuple[int, list[tuple[int, float]]]
+
+
+class Engine:
+    """Greedy steps with the best logprobs of each, from the kept answers or our engine."""
+
+    def __init__(self, model: Path, context: int) -> None:
+        self.model, self.context, self.inner = model, context, None
+        self.digest = hashlib.sha256(model.read_bytes()).hexdigest()
+        self.folder = Path(os.environ["PLEGATE_STAND_IN_CACHE"])
+
+    def steps(self, ids: list[int], count: int) -> list[Step]:
+        found: list[Step] = []
+        while len(found) < count:
+            so_far = [*ids, *(token for token, _ in found)]
+            if (kept := self._place(so_far)).exists():
+                found.append(json.loads(kept.read_text()))
+                continue
+            for step in self._computed(so_far, count - len(found)):
+                part = self.folder / f"{os.getpid()}.part"
+                part.write_text(json.dumps(step))
+                part.replace(self._place([*ids, *(token for token, _ in found)]))
+                found.append(step)
+        return found
+
+    def _place(self, ids: list[int]) -> Path:
+        return self.folder / hashlib.sha256(json.dumps([self.digest, ids]).encode()).hexdigest()
+
+    def _computed(self, ids: list[int], count: int) -> list[Step]:
+        import numpy as np
+
+        from fast.engine.engine import FastEngine
+        from fast.rows import locate_table, open_rows
+        from harness.engines.settings import engine_settings
+        from model_file.gguf_file import open_gguf
+
+        if self.inner is None:
+            file = open_gguf(self.model)
+            self.inner = FastEngine(file, open_rows(locate_table(file), "mmap"), engine_settings(self.context))
+        sequence, found = self.inner.new_sequence(), []
+        logits = sequence.feed(ids, last_only=True)
+        for _ in range(count):
+            exact = logits.astype(np.float64)
+            logprobs = exact - exact.max() - np.log(np.exp(exact - exact.max()).sum())
+            best = np.argsort(-logprobs, kind="stable")[:TOP]
+            found.append((int(best[0]), [(int(i), float(logprobs[i])) for i in best]))
+            logits = sequence.feed([found[-1][0]], last_only=True)
+        return found
+
+
+class Server:
+    """Slots, their prompts, and the faults."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.lock, self.requests = given, threading.Lock(), 0
+        self.faults = dict(part.partition("=")[::2] for part in given.fault.split(",") if part)
+        self.slots: list[list[int]] = [[] for _ in range(given.parallel)]
+        self.engine = Engine(given.model, given.ctx_size)
+        self.vocab = 0
+        self.held = self._open_table()
+        if "leak" in self.faults:
+            child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            print(f"leaked {child.pid}", flush=True)
+
+    def _open_table(self) -> Any:
+        """What the kernel sees: the whole file mapped and touched, or the table alone without read-ahead."""
+        from fast.rows import locate_table
+        from model_file.config import config_from
+        from model_file.gguf_file import open_gguf
+
+        with open_gguf(self.given.model) as file:
+            self.vocab, table = config_from(file).vocab, locate_table(file)
+        segment = table.segments[0]
+        fd = os.open(segment.path, os.O_RDONLY)
+        if self.given.lazy_mode == "on-direct":
+            return fd, os.open(segment.path, os.O_RDONLY | os.O_DIRECT)
+        whole = self.given.lazy_mode != "on"
+        start = 0 if whole else segment.offset_bytes // mmap.PAGESIZE * mmap.PAGESIZE
+        size = os.fstat(fd).st_size if whole else segment.offset_bytes + table.size_bytes - start
+        view = mmap.mmap(fd, size, prot=mmap.PROT_READ, offset=start)
+        if not whole:
+            view.madvise(mmap.MADV_RANDOM)
+        return [view[at] for at in range(0, len(view), mmap.PAGESIZE if whole else 8 * mmap.PAGESIZE)], view
+
+    def choose(self, step: int, top: list[tuple[int, float]], slot: int, cached: int, seed: str) -> Step:
+        if noise := float(self.faults.get("noise", 0)):
+            draw = random.Random(f"{seed} {step}")
+            top = sorted(((i, p + draw.uniform(-noise, noise)) for i, p in top), key=lambda pair: -pair[1])
+        wrong = step == int(self.faults.get("id", -1))
+        wrong |= "slot" in self.faults and slot > 0 and step == 2
+        wrong |= "stale" in self.faults and cached > 0 and step == 3
+        chosen = top[1][0] if wrong else top[0][0]
+        return 10**6 if "vocab" in self.faults and step == 1 else chosen, top
+
+    def complete(self, ids: list[int], count: int, remember: bool, wanted: int) -> dict[str, Any]:
+        with self.lock:
+            self.requests += 1
+            if self.requests == int(self.faults.get("die", 0)):
+                print("about to die of a planted fault", flush=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1e6 if self.requests == int(self.faults.get("hang", 0)) else float(self.faults.get("slow", 0)))
+            shared = [_common(held, ids) for held in self.slots]
+            slot = wanted if wanted >= 0 else shared.index(max(shared)) if remember else 0
+            cached = max(0, min(shared[slot], len(ids) - 1) - BEHIND) if remember else 0
+            steps: list[Step] = []
+            while len(steps) < count:
+                so_far = [*ids, *(token for token, _ in steps)]
+                for token, top in self.engine.steps(so_far, count - len(steps)):
+                    steps.append(self.choose(len(steps), top, slot, cached, str(ids)))
+                    if steps[-1][0] != token:
+                        break
+                if steps[-1][0] >= self.vocab:  # nothing follows an id that is none
+                    steps += [steps[-1]] * (count - len(steps))
+            steps = steps[: -1 if "short" in self.faults else None]
+            self.slots[slot] = [*ids, *(token for token, _ in steps)]
+            sent = len(ids) - cached + int(self.faults.get("prompt_n", 0))
+            return {"steps": steps, "cached": cached, "prompt_n": sent, "slot": slot}
+
+    def slot_action(self, number: int, action: str, name: str) -> dict[str, Any]:
+        path = Path(self.given.slot_save_path or ".") / name
+        if action == "save":
+            path.write_text(json.dumps(self.slots[number]))
+        self.slots[number] = {"save": self.slots[number], "erase": []}.get(action) or (
+            json.loads(path.read_text()) if action == "restore" else []
+        )
+        return {"id_slot": number, "filename": name, "n_restored": len(self.slots[number])}
+
+
+def _common(left: list[int], right: list[int]) -> int:
+    return next((n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+def text_of(token: int) -> str:
+    return f" t{token}"
+
+
+def native(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    done = server.complete(body["prompt"], body["n_predict"], body["cache_prompt"], body["id_slot"])
+    tops = [[{"id": i, "logprob": p} for i, p in top[: body["n_probs"]]] for _, top in done["steps"]]
+    timings = {"prompt_n": done["prompt_n"], "prompt_ms": 1.0, "predicted_ms": 1.0, "cache_n": done["cached"]}
+    tokens = [token for token, _ in done["steps"]]
+    answer = {"tokens": tokens, "content": "".join(map(text_of, tokens)), "timings": timings}
+    return answer | ({"completion_probabilities": [{"top_logprobs": top} for top in tops]} if body["n_probs"] else {})
+
+
+def openai(server: Server, body: dict[str, Any]) -> dict[str, Any]:
+    done = server.complete(body["prompt"], body["max_tokens"], body.get("cache_prompt", False), -1)
+    tokens = [token for token, _ in done["steps"]]
+    steps = [
+        {"id": token, "top_logprobs": [{"id": i, "logprob": p} for i, p in top[: body["logprobs"]]]}
+        for token, top in done["steps"]
+    ]
+    choice: dict[str, Any] = {"text": "".join(map(text_of, tokens))}
+    if "text" not in server.faults:
+        choice["logprobs"] = {"content": steps}
+    details = {"cached_tokens": done["cached"]}
+    usage = {"prompt_tokens": done["prompt_n"] + done["cached"], "completion_tokens": len(tokens)}
+    return {"choices": [choice], "usage": usage | {"prompt_tokens_details": details}}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server_of: Server
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._send({"data": [{"id": "stand-in"}]} if self.path == "/v1/models" else {"status": "ok"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path.startswith("/slots/"):
+            number, _, action = self.path.removeprefix("/slots/").partition("?action=")
+            self._send(self.server_of.slot_action(int(number), action, body.get("filename", "")))
+        elif self.path == "/tokenize":
+            self._send({"tokens": [3 + byte % 50 for byte in body["content"].encode()]})
+        else:
+            self._send((native if self.path == "/completion" else openai)(self.server_of, body))
+
+    def _send(self, content: dict[str, Any]) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--version", action="version", version="version: stand-in 7 (build 42)")
+    parser.add_argument("-m", "--model", type=Path, required=True)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("-c", "--ctx-size", type=int, default=1024)
+    parser.add_argument("-np", "--parallel", type=int, default=1)
+    parser.add_argument("-lzm", "--lazy-mode", choices=("on", "off", "auto", "on-direct"), default="auto")
+    parser.add_argument("-ctk", "--cache-type-k", choices=("f16", "f32"), default="f16")
+    parser.add_argument("--slot-save-path", type=Path)
+    parser.add_argument("--slow-start", type=float, default=0)
+    parser.add_argument("--fault", default="")
+    given = parser.parse_args()
+    ctypes.CDLL(None)  # loaded before anything is planted
+    print("stand-in: loading", flush=True)
+    time.sleep(given.slow_start)
+    Handler.server_of = Server(given)
+    server = ThreadingHTTPServer((given.host, given.port), Handler)
+    server.daemon_threads = True
+    print("stand-in: listening", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
