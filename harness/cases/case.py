@@ -17,7 +17,7 @@ LEVELS = (ROWS, PLE, LOGITS, TOKENS)
 """What a verdict can be about, from the table up to the output; a fault shows first at the level it was made on."""
 
 
-QUICK_PROMPTS = 2  # programs for more sequences at once take longer to compile than to run
+SHORT_PROMPTS = 2  # of the short form of a case
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,13 @@ class TokenPrompt:
 class Case:
     """A thing to be run and how it is judged.
 
-    Units: counts of tokens. modes: the modes that run its tokens, None for all; rows are compared in every mode.
-    generate: greedy tokens of each prompt. repeats: requests in one process, each of which must equal the first.
-    varied: which variations its prompts are run in beside: "all", "batch", or none. chunk: tokens of a recorded digest.
-    quick: greedy tokens of its first two prompts with `--quick`, 0 where the case is left out. metric, bound, reason:
-    how logits and intermediates are compared; rows are compared as bytes and tokens as ids, always.
+    Units: counts of tokens. everywhere: its tokens are run in every mode; else whole in one mode (`main_mode`) and in
+    its short form, where it has one, in the others: a mode changes how rows are read, and nothing above them. Rows are
+    compared in every mode. generate: greedy tokens of each prompt. short: those of its first two prompts in its short
+    form, which `--quick` runs too; 0 where there is none. repeats: requests in one process, each of which must equal
+    the first. varied: which variations its prompts are run in beside: "alone", "together", or none. chunk: tokens of a
+    recorded digest. metric, bound, reason: how logits and intermediates are compared; rows are compared as bytes and
+    tokens as ids, always.
     """
 
     id: str
@@ -48,26 +50,27 @@ class Case:
     bound: float
     reason: str
     levels: tuple[str, ...] = LEVELS
-    modes: tuple[str, ...] | None = None
+    everywhere: bool = True
     chunk: int = 64
     repeats: int = 2
-    quick: int = 0
+    short: int = 0
     varied: str = ""
 
     def shortened(self) -> Case:
-        """Its form for `--quick`: the start of the answers of its first prompts; itself where it has none."""
-        if not self.quick:
+        """Its short form, run in every mode: the start of its first prompts' answers. Itself where it has none."""
+        if not self.short:
             return self
-        return replace(self, prompts=self.prompts[:QUICK_PROMPTS], generate=min(self.quick, self.generate))
+        count = min(self.short, self.generate)
+        return replace(self, prompts=self.prompts[:SHORT_PROMPTS], generate=count, everywhere=True, repeats=2)
 
     @property
     def tokens(self) -> int:
         """Positions that its longest prompt takes."""
         return max(len(prompt.ids) for prompt in self.prompts) + self.generate
 
-    def runs_in(self, mode: str) -> bool:
-        """Whether the tokens of this case are run in that mode."""
-        return self.modes is None or mode in self.modes
+    def form_beside(self) -> Case | None:
+        """What of it is run in the modes beside the main one."""
+        return self if self.everywhere else self.shortened() if self.short else None
 
 
 @dataclass(frozen=True)

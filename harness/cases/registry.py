@@ -69,14 +69,16 @@ def _stored_prompts() -> dict[str, tuple[int, ...]]:
 def _texts() -> Case:
     return Case(
         id="nano-texts",
-        about="five texts, 192 tokens each: the case that every mode runs",
+        about="five texts, 192 tokens each; every mode runs the start of two",
         model="nano",
         prompts=tuple(TokenPrompt(name, _stored(f"text/{name}")) for name in TEXTS),
         generate=192,
         metric=_METRIC,
         bound=_NANO[0],
         reason=_NANO[1],
-        quick=24,
+        everywhere=False,
+        repeats=1,
+        short=24,
     )
 
 
@@ -90,7 +92,7 @@ def _long() -> Case:
         metric=_METRIC,
         bound=_NANO[0],
         reason=_NANO[1],
-        modes=("auto",),  # its rows are compared in every mode; equal rows give equal tokens, which nano-texts shows
+        everywhere=False,
     )
 
 
@@ -104,7 +106,8 @@ def _deep() -> Case:
         metric=_METRIC,
         bound=_NANO[0],
         reason=_NANO[1],
-        modes=("auto",),
+        everywhere=False,
+        repeats=1,
     )
 
 
@@ -132,7 +135,8 @@ def _edges() -> Case:
         metric=_METRIC,
         bound=_NANO[0],
         reason=_NANO[1],
-        modes=("auto", "resident"),
+        everywhere=False,
+        repeats=1,
     )
 
 
@@ -153,7 +157,8 @@ def _repeats() -> Case:
         metric=_METRIC,
         bound=_NANO[0],
         reason=_NANO[1],
-        modes=("auto", "resident"),
+        everywhere=False,
+        repeats=1,
     )
 
 
@@ -169,7 +174,8 @@ def _pico_ids(name: str, count: int, *eos: int) -> TokenPrompt:
 def _pico_texts() -> Case:
     sizes = {"a": 40, "b": 57, "c": 23, "d": 90, "e": 140}
     prompts = tuple(_pico_ids(f"text-{name}", size) for name, size in sizes.items())
-    return _pico("texts", "five prompts of unequal length: the small case that every mode runs", prompts, 24)
+    return _pico("texts", "five prompts of unequal length; every mode runs the start of two", prompts, 24,
+                 everywhere=False, short=8)  # fmt: skip
 
 
 def _pico_edges() -> Case:
@@ -192,7 +198,7 @@ def _pico_edges() -> Case:
         ids("eos-around-64", 70, 62, 65),
     )
     return _pico("edges", "prompts that end or have EOS at the edges of n-grams, padding and chunks", prompts, 12,
-                 modes=("auto",), varied="batch")  # fmt: skip
+                 everywhere=False, repeats=1, varied="together")  # fmt: skip
 
 
 def _pico_varied() -> Case:
@@ -201,13 +207,13 @@ def _pico_varied() -> Case:
         _pico_ids("short", 45, 2, 6, 41, 44),
     )
     return _pico("varied", "two prompts with EOS at boundaries, fed in every way that must not matter", prompts, 12,
-                 modes=("auto",), varied="all")  # fmt: skip
+                 everywhere=False, repeats=1, varied="alone")  # fmt: skip
 
 
 def _pico_eos() -> Case:
     prompts = (_pico_ids("generates-eos", 24),)
     return _pico("eos", "an answer in which EOS comes up: decode goes on behind it", prompts, 48,
-                 modes=("auto",))  # fmt: skip
+                 everywhere=False)  # fmt: skip
 
 
 def _pico_repeats() -> Case:
@@ -217,13 +223,14 @@ def _pico_repeats() -> Case:
         TokenPrompt("three", (a, b, c) * 30),
         TokenPrompt("eos", (EOS,) * 40),
     )
-    return _pico("repeats", "equal rows in a batch, blocks that score alike", prompts, 8, modes=("auto",))
+    return _pico("repeats", "equal rows in a batch, blocks that score alike", prompts, 8,
+                 everywhere=False, repeats=1)  # fmt: skip
 
 
 def _pico_deep() -> Case:
     prompts = (_pico_ids("deep", 6200), _pico_ids("halfway", 1700))
     return _pico("deep", "past 512 and past 2,048 blocks of keys, the static widths of their scores", prompts, 8,
-                 modes=("auto",), repeats=1)  # fmt: skip
+                 everywhere=False, repeats=1)  # fmt: skip
 
 
 def _fixture(model: str, about: str, answers: str = "") -> Case:
@@ -284,4 +291,4 @@ def case_by_id(name: str) -> Case:
 
 def cases_of(model: str, quick: bool = False) -> list[Case]:
     """The cases of a model; with `quick` only those that have a short form."""
-    return [case for case in cases().values() if case.model == model and (case.quick or not quick or model == "pico")]
+    return [case for case in cases().values() if case.model == model and (case.short or not quick or model == "pico")]

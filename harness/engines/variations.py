@@ -1,6 +1,6 @@
 """Ways of running a prompt that must not matter: each gives the tokens and the state that feeding it whole gives.
 
-Adding one is a function here and a line in `VARIATIONS`. It is run on every case that has `varied` set.
+Adding one is a function here and a line in `VARIATIONS`. It is run on the cases that have `varied` set.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 Ids = Sequence[int]
 GARBAGE = 7  # tokens that are fed and taken back again
 PAST_BUCKETS = (2, 17, 65, 257)  # each one more than a compiled length holds: the padding is longer than the tokens
+PIECED = 130  # tokens that are fed in pieces, at least
 CACHE_ROWS = 256
-BATCH, PIECE = 3, 64  # sequences run together, always so many and so long: every other shape would be a program more
+BATCH, PIECE = 2, 64  # sequences run together, always so many and so long: every other shape would be a program more
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,10 @@ class Variation:
 
 
 def _in_pieces(sizes: Sequence[int], bench: Bench, ids: Ids) -> EngineSequence:
-    """Pieces of these sizes in turn."""
+    """Pieces of these sizes in turn; after a while of it the rest at once."""
     sequence, at, turn = bench.engine.new_sequence(), 0, 0
     while at < len(ids):
-        piece = ids[at : at + sizes[turn % len(sizes)]]
+        piece = ids[at : at + sizes[turn % len(sizes)]] if at < PIECED else ids[at:]
         sequence.feed(piece)
         at, turn = at + len(piece), turn + 1
     return sequence
@@ -108,14 +109,19 @@ def _cached(bench: Bench, ids: Ids) -> EngineSequence:
     return sequence
 
 
+def small_settings(prompts: Sequence[Ids]) -> dict[str, Any]:
+    """The engine in which batches are run, by what differs."""
+    return {"context": max(map(len, prompts)), "chunk": PIECE, "buckets": (PIECE,), "checkpoints": 1}
+
+
 def _batched(bench: Bench, prompts: Sequence[Ids], count: int) -> list[Run]:
-    """Three at a time in a small engine: short ones wait, padded, while others are fed.
+    """Two at a time in a small engine: the shorter one waits, padded, while the other is fed.
 
     It has room for every answer but that to the longest prompt, which fills it: that one stands full while others go
     on, and answers in the engine where it is restored.
     """
     longest = max(range(len(prompts)), key=lambda number: len(prompts[number]))
-    small = bench.other(context=len(prompts[longest]), chunk=PIECE, buckets=(PIECE,), checkpoints=1)
+    small = bench.other(**small_settings(prompts))
     others = [number for number in range(len(prompts)) if number != longest]
     answers: dict[int, Run] = {}
     for start in range(0, len(others), BATCH):
@@ -148,7 +154,7 @@ VARIATIONS: tuple[Variation, ...] = (
     Variation(
         "padded pieces", "every compiled length, each with more padding than tokens", partial(_in_pieces, PAST_BUCKETS)
     ),
-    Variation("batch", "three at once, unequal, one full", together=_batched, needs=frozenset({"batch", "save"})),
+    Variation("batch", "two at once, unequal, one full", together=_batched, needs=frozenset({"batch", "save"})),
     Variation(
         "rolled back", "back to the end and to the middle, and on", _rolled_back, None, frozenset({"rollback"}), False
     ),

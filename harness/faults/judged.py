@@ -92,7 +92,7 @@ def say_trial(send: Send, name: str, without: Collection[str], quick: bool = Fal
 def _say_case(trial: Trial, without: Collection[str]) -> Said:
     started = time.perf_counter()
     trial.begin()
-    case = replace(case_by_id(trial.case), modes=None)
+    case = case_by_id(trial.case)
     case = replace(case, generate=0) if trial.rows_only else case
     return _first(_run([case], {case.id: trial.golden}, trial.modes, without), started)
 

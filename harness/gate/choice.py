@@ -107,7 +107,7 @@ def _recorded_on(path: Path, quick: bool, report: Report) -> list[Case]:
         if (
             golden is None
             or golden.model["size_bytes"] != size
-            or (quick and case.model == DEFAULT_MODEL and not case.quick)
+            or (quick and case.model == DEFAULT_MODEL and not case.short)
         ):
             continue
         if not digest:

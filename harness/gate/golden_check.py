@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.answers.store import read_golden
@@ -54,7 +54,7 @@ def check_goldens(names: Sequence[str], engine: str, mode: str, cache_dir: Path 
     """Run the named cases, all where none is named. Raises: InputError for an unknown case or mode."""
     from fast.rows import canonical_mode
 
-    chosen = [replace(case, modes=None) for case in ([case_by_id(name) for name in names] or cases().values())]
+    chosen = [case_by_id(name) for name in names] or [*cases().values()]
     source, jobs, missing = ModeSource(canonical_mode(mode)), list[Job](), dict[str, str]()
     for model in dict.fromkeys(case.model for case in chosen):
         try:

@@ -62,20 +62,6 @@ def expect_rows(table: Table, ids: Ids, prompt: str, heads: int, case: str = "")
         return ExpectedRows(case, prompt, ids, packed, expected_f32(packed, table), heads)
 
 
-def judge_unpacking(findings: list[Finding], expected: ExpectedRows, table: Table, without: Collection[str]) -> None:
-    """Unpack the file's own bytes as the fast path does: a wrong byte from a mode is another check's to find."""
-    from fast.rows.dequantize import dequantize_on_device
-
-    if "f32 rows" in without:
-        return
-    unpacked = np.array(dequantize_on_device(expected.packed, type=table.type))
-    if table.type.name not in ("F32", "BF16"):
-        # Where unpacking computes, a NaN's bits are the hardware's choice; every other value is compared as bits.
-        both_nan = np.isnan(unpacked) & np.isnan(expected.f32)
-        unpacked[both_nan] = expected.f32[both_nan]
-    _Notes(findings, expected, table, without).add("f32 rows", "f32", unpacked, expected.f32)
-
-
 @dataclass(frozen=True)
 class RowJudge:
     """Judges the rows of mode after mode. cold: whether a verified cold start is insisted on; None: it is tried."""
@@ -126,7 +112,7 @@ class RowJudge:
             reader.trim()
             verdict.not_cold = _make_cold(table, attempts=3 if verdict.cold_required else 2)
         for number, expected in enumerate(self.expected):
-            notes = _Notes(verdict.findings, expected, table, self.without)
+            notes = Notes(verdict.findings, expected, table, self.without)
             packed = reader.gather(expected.ids, out=_poisoned(expected.packed))
             if number == 0 and cold and not verdict.not_cold:
                 verdict.timed["cold"] = reader.last.as_dict()
@@ -147,7 +133,7 @@ class RowJudge:
         expected = max(self.expected, key=lambda one: one.ids.size)
         with open_rows(table, source.mode, replace(self.settings, **SMALL_PORTIONS)) as reader:
             found = reader.gather(expected.ids, out=_poisoned(expected.packed))
-        notes = _Notes(verdict.findings, expected, table, self.without)
+        notes = Notes(verdict.findings, expected, table, self.without)
         notes.add("packed rows", "packed", found, expected.packed, "in small portions: ")
 
     def _judge_far(self, verdict: ModeVerdict, source: ModeSource) -> None:
@@ -155,14 +141,14 @@ class RowJudge:
         if self.far is None:
             return
         expected = expect_rows(self.far.table, self.far.ids, "rows that collide", 0)
-        notes = _Notes(verdict.findings, expected, self.far.table, self.without)
+        notes = Notes(verdict.findings, expected, self.far.table, self.without)
         with open_rows(self.far.table, source.mode, self.settings) as reader:
             found = reader.gather(expected.ids, out=_poisoned(expected.packed))
             notes.add("packed rows", "packed", found, expected.packed, "far out in a table: ")
             if "row cache" not in self.without and not notes.found("packed rows"):
                 self._judge_collisions(notes, reader, expected)
 
-    def _judge_collisions(self, notes: _Notes, reader: RowReader, expected: ExpectedRows) -> None:
+    def _judge_collisions(self, notes: Notes, reader: RowReader, expected: ExpectedRows) -> None:
         ids, right = expected.ids, expected.packed
         for slots in (1, 2, 8):  # fewer than rows: most of them meet another one's slot
             cache = RowCache(reader, slots * (right.shape[1] + 8))
@@ -196,7 +182,7 @@ def _token_by_token(reader: RowReader, expected: ExpectedRows) -> Packed:
     return np.concatenate(parts)
 
 
-def _judge_cache(notes: _Notes, reader: RowReader, expected: ExpectedRows, table: Table) -> None:
+def _judge_cache(notes: Notes, reader: RowReader, expected: ExpectedRows, table: Table) -> None:
     cache = RowCache(reader, CACHE_ROWS * (table.row_bytes + 8))  # never closed: that would close the mode's reader
     for turn in ("first", "second", "third"):
         found = np.concatenate(
@@ -224,7 +210,7 @@ def _make_cold(table: Table, attempts: int) -> str | None:
     )
 
 
-class _Notes:
+class Notes:
     """Adds a finding to a list unless its check is taken out or has found something already."""
 
     def __init__(self, findings: list[Finding], expected: ExpectedRows, table: Table, without: Collection[str]) -> None:

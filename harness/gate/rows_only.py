@@ -14,7 +14,8 @@ from harness.cases.case import ModeSource
 from harness.gate.batches import RowBatch
 from harness.gate.checks import Finding
 from harness.gate.far_rows import far_rows
-from harness.gate.rows import RowJudge, expect_rows, judge_unpacking
+from harness.gate.rows import RowJudge, expect_rows
+from harness.gate.unpacking import judge_unpacking
 from harness.gate.verdicts import DIFFERENT, NOT_RUN, UNSTEADY, ModeVerdict
 from harness.gate.whole_table import WholeTable, compare_whole
 from harness.oracle import check_type, copy_of_table

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 import numpy as np
@@ -32,11 +33,12 @@ from harness.gate.checks import Finding
 from harness.gate.far_rows import FarRows, far_rows
 from harness.gate.place import with_place, without_place
 from harness.gate.recorded_rows import check_goldens
-from harness.gate.rows import RANDOM_ROWS, Report, RowJudge, expect_rows, judge_unpacking
+from harness.gate.rows import RANDOM_ROWS, Report, RowJudge, expect_rows
 from harness.gate.tokens import CaseRun, TokenJudge
+from harness.gate.unpacking import judge_types, judge_unpacking
 from harness.gate.variations import VariationJudge
 from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
-from harness.gate.warm import warm_up
+from harness.gate.warm import compile_ahead
 from harness.gate.whole_table import compare_whole
 from harness.oracle import HashOracle, PlainReader, copy_of_table
 from model_file.config import config_from
@@ -45,7 +47,7 @@ from model_file.gguf_file import GgufFile, open_gguf
 from model_file.inventory import inventory_to_load
 
 PLACE_BYTES = 2 << 30  # a model up to this size is loaded again, by the reference, to find where a difference starts
-VARIED_MODE = "auto"  # in which the variations that must not matter are run
+MAIN_MODE = "auto"  # which runs every case whole, and the variations; where it is not asked for, the first one does
 
 
 @dataclass(frozen=True)
@@ -99,19 +101,23 @@ def run_gates(
         repeat=options.repeat,
     )
     with ExitStack() as stack:
-        loading = stack.enter_context(ThreadPoolExecutor(2, thread_name_prefix="compiling"))
+        loading = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="loading"))
         judged = [
             _Model(stack.enter_context(open_gguf(path)), path, cases, options, result, report) for path, cases in jobs
         ]
         for model in judged:
             stack.callback(model.close)
             model.begin(loading)
+        stack.callback(loading.shutdown, wait=False, cancel_futures=True)  # first, on the way out
+        main = next((source for source in modes if source.mode == MAIN_MODE), modes[0])
         far = _far_rows(stack, result)
+        if options.goldens is not None:
+            judge_types(result.findings, options.without)
         for model in judged:
             model.judge_rows(modes, far)
         for model in judged:
             for source, verdict in zip(modes, result.modes, strict=True):
-                model.judge_tokens(source, verdict)
+                model.judge_tokens(source, verdict, source is main)
         for model in judged:
             model.add_places(modes)
     result.wall_s = time.perf_counter() - started
@@ -151,19 +157,29 @@ class _Model:
         self.runs = [CaseRun(case, _golden_of(case, options.goldens)) for case in cases]
         self.room = max((case.tokens for case in cases), default=1)
         self._engine: Future[Engine] | None = None
+        self._others: dict[str, Engine] = {}
+        self._making = Lock()
         self._right: Engine | None = None
         self._needs_engine = any(run.case.generate for run in self.runs)
 
     def begin(self, loading: ThreadPoolExecutor) -> None:
-        """Load and compile in another thread, while rows are judged in this one."""
+        """Load and compile in another thread, one model after the other, while rows are judged in this one."""
         if self._needs_engine:
-            self._engine = loading.submit(self._load)
+            self.report(f"loading weights for the {self.options.engine} engine")
+            self._engine = loading.submit(self._made, self.options.engine)
+            loading.submit(self._compile)
 
-    def _load(self) -> Engine:
-        self.report(f"loading weights for the {self.options.engine} engine")
-        engine = self._made(self.options.engine)
-        warm_up(engine, [run.case for run in self.runs])
-        return engine
+    def _compile(self) -> None:
+        assert self._engine is not None
+        compile_ahead(self._engine.result(), [run.case for run in self.runs], self._other)
+
+    def _other(self, **changes: Any) -> Engine:
+        """The engine with these settings changed, made once."""
+        key = repr(sorted(changes.items()))
+        with self._making:
+            if key not in self._others:
+                self._others[key] = self._made(self.options.engine, **changes)
+        return self._others[key]
 
     def _made(self, name: str, **changes: Any) -> Engine:
         settings = engine_settings(self.room, cache_dir=self.options.program_cache, **changes)
@@ -209,13 +225,15 @@ class _Model:
         if whole.different and "packed rows" not in self.options.without:
             verdict.findings.append(Finding("packed rows", "", "", whole.message(), whole.as_json()))
 
-    def judge_tokens(self, source: ModeSource, verdict: ModeVerdict) -> None:
-        """Tokens of the cases that this mode runs, and the variations where it is their mode."""
+    def judge_tokens(self, source: ModeSource, verdict: ModeVerdict, main: bool) -> None:
+        """Tokens of all cases, whole in the main mode and in a copy of the table; in the main mode the variations."""
         if self._engine is None or not verdict.effective:
             return
         started = time.perf_counter()
         engine = self._engine.result()
-        mine = [r for r in self.runs if r.case.generate and (r.case.runs_in(source.mode) or source.path is not None)]
+        whole = main or source.path is not None
+        runs = [run if whole else run.beside() for run in self.runs if run.case.generate]
+        mine = [run for run in runs if run is not None]
         if READS_ROWS not in engine.abilities and verdict is not self.result.modes[0]:
             mine = []  # it reads the table its own way: once is enough
         table = self.table if source.path is None else copy_of_table(source.path, self.table)
@@ -226,9 +244,8 @@ class _Model:
                     judge = TokenJudge(engine, self.oracle, self.options.without, self.report)
                     for run in mine:
                         judge.judge(verdict, reader, run)
-                        self._keep_margins(run)
-                    if source.mode == VARIED_MODE:
-                        VariationJudge(judge, reader, self._made).run(verdict, mine)
+                    if main:
+                        VariationJudge(judge, reader, self._other).run(verdict, mine)
                     verdict.add_counters(reader.totals)
         except ModeCannotRun as refused:
             verdict.not_run = str(refused)
@@ -237,16 +254,16 @@ class _Model:
         verdict.wall_s += time.perf_counter() - started
 
     def _keep_margins(self, run: CaseRun) -> None:
-        if run.expected is None or run.case.id in {line.case for line in self.result.margins}:
-            return
         needed = run.golden.needed_margin if run.golden else None
         self.result.margins += [
             MarginLine(run.case.id, prompt.name, answer.margins, needed)
-            for prompt, answer in zip(run.case.prompts, run.expected, strict=True)
+            for prompt, answer in zip(run.case.prompts, run.expected or (), strict=run.expected is not None)
         ]
 
     def add_places(self, modes: Sequence[ModeSource]) -> None:
-        """For every mode that differs above the rows: where its values first leave the bound."""
+        """The margins of the answers and, for every mode that differs above the rows, where it leaves the bound."""
+        for run in self.runs:
+            self._keep_margins(run)
         mine = {run.case.id for run in self.runs}
         for source, verdict in zip(modes, self.result.modes, strict=True):
             levels = (PLE, LOGITS, TOKENS)
@@ -276,10 +293,10 @@ class _Model:
 
     def close(self) -> None:
         """Release the engines."""
-        if self._engine is not None and self._engine.exception() is None:
+        if self._engine is not None and not self._engine.cancelled() and self._engine.exception() is None:
             self._engine.result().close()
-        if self._right is not None:
-            self._right.close()
+        for engine in (*self._others.values(), *([self._right] if self._right else [])):
+            engine.close()
 
 
 def _golden_of(case: Case, goldens: Mapping[str, Golden | None] | None) -> Golden | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,14 @@ class CaseRun:
             count = self.case.generate
             self.expected = [Run(p.generated[:count], p.margins[:count]) for p in self.golden.prompts]
             self.first = f"golden of {self.golden.producer['engine']}"
+
+    def beside(self) -> CaseRun | None:
+        """As it is run in the modes beside the main one."""
+        case = self.case.form_beside()
+        if case is None:
+            return None
+        short = self.golden and replace(self.golden, prompts=self.golden.prompts[: len(case.prompts)])
+        return self if case is self.case else CaseRun(case, short)
 
 
 class TokenJudge:

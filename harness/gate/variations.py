@@ -15,27 +15,20 @@ from harness.gate.verdicts import ModeVerdict
 
 
 class VariationJudge:
-    """Runs variations through the engine of a token judge. made: another engine on the same model, by settings."""
+    """Runs variations through the engine of a token judge. other: another engine on the same model, by settings."""
 
-    def __init__(self, judge: TokenJudge, reader: RowReader, made: Callable[..., Engine]) -> None:
-        self.judge, self.reader, self._made = judge, reader, made
-        self._others: dict[str, Engine] = {}
+    def __init__(self, judge: TokenJudge, reader: RowReader, other: Callable[..., Engine]) -> None:
+        self.judge, self.reader, self._made = judge, reader, other
         self._traced = Traced(reader)
 
     def run(self, verdict: ModeVerdict, runs: Sequence[CaseRun]) -> None:
         """Every variation on every case that is `varied`, and has answers to compare with."""
-        try:
-            for run in runs:
-                for variation in VARIATIONS if run.case.varied and run.expected is not None else ():
-                    if (run.case.varied == "all" or variation.together) and self._able(variation):
-                        self._run(verdict, run, variation)
-        finally:
-            for engine in self._others.values():
-                engine.close()
-            self.judge.where = ""
-
-    def _able(self, variation: Variation) -> bool:
-        return variation.needs <= self.judge.engine.abilities
+        for run in runs:
+            for variation in VARIATIONS if run.case.varied and run.expected is not None else ():
+                kind = "together" if variation.together else "alone"
+                if run.case.varied == kind and variation.needs <= self.judge.engine.abilities:
+                    self._run(verdict, run, variation)
+        self.judge.where = ""
 
     def _run(self, verdict: ModeVerdict, run: CaseRun, variation: Variation) -> None:
         judge = self.judge
@@ -82,9 +75,7 @@ class VariationJudge:
         self.judge.judge_tokens(verdict, run, found, "variations")
 
     def _other(self, **changes: Any) -> Engine:
-        """The engine with these settings changed, made once."""
-        key = repr(sorted(changes.items()))
-        if key not in self._others:
-            self._others[key] = self._made(self.judge.engine.name, **changes)
-        self._others[key].reader = self._traced  # type: ignore[assignment]
-        return self._others[key]
+        """The engine with these settings changed, its rows read and noted as the engine's own."""
+        engine = self._made(**changes)
+        engine.reader = self._traced  # type: ignore[assignment]
+        return engine

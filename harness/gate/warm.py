@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from harness.cases.case import ROWS, TOKENS, Case
+from harness.engines import recorded, variations
 from harness.engines.fast import FastAdapter
 from harness.engines.protocol import Engine
 
 
-def warm_up(engine: Engine, cases: Sequence[Case]) -> None:
-    """Feed prompts of every compiled length that the cases have, and decode; other engines have nothing to compile."""
+def compile_ahead(engine: Engine, cases: Sequence[Case], other: Callable[..., Engine]) -> None:
+    """Compile what the cases need, the engine's own steps first; an engine that compiles nothing is left alone.
+
+    other: the engine with other settings, which the variations ask for.
+    """
     if not isinstance(engine, FastAdapter):
         return
-    settings, eos = engine.settings, engine.config.ple.hash.eos
-    pieces = [
-        size
-        for case in cases
-        for prompt in case.prompts
-        for whole, rest in (divmod(len(prompt.ids), settings.chunk),)
-        for size in ([settings.chunk] if whole else []) + ([rest] if rest else [])
-    ]
-    for size in sorted({settings.bucket(size) for size in pieces}, reverse=True):
-        engine.new_sequence().feed([eos] * min(size, settings.context))
-    sequence = engine.new_sequence()
-    sequence.feed([eos])
-    for _ in sequence.generate(2):
-        pass
+    chunk = engine.settings.chunk
+    sizes = [len(prompt.ids) for case in cases for prompt in case.prompts]
+    lengths = {min(size, chunk) for size in sizes} | {size % chunk or chunk for size in sizes}
+    wait = engine.inner.compile_ahead(lengths=None if any(case.varied == "alone" for case in cases) else [*lengths])
     if any(case.levels != (ROWS, TOKENS) for case in cases):
-        sequence.record([eos])
+        engine.inner.compile_ahead(lengths=[recorded.PIECE], recorded=True)
+    wait()
+    for case in cases:
+        if case.varied == "together":
+            small = other(**variations.small_settings([prompt.ids for prompt in case.prompts]))
+            if isinstance(small, FastAdapter):
+                small.inner.compile_ahead((variations.BATCH,), [variations.PIECE])()

@@ -153,5 +153,5 @@ def test_quick_form_is_the_start_of_the_case() -> None:
     whole = cases()["nano-texts"]
     short = whole.shortened()
     assert short.prompts == whole.prompts[: len(short.prompts)]
-    assert (len(short.prompts), short.generate) == (2, whole.quick)
+    assert (len(short.prompts), short.generate) == (2, whole.short)
     assert cases()["tiny"].shortened() == cases()["tiny"]

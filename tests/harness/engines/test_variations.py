@@ -95,6 +95,6 @@ def test_a_batch_answers_every_prompt_and_tells_what_it_fed(variation: Variation
 
 
 def test_every_variation_has_a_case_and_a_name_of_its_own() -> None:
-    assert {case.varied for case in cases().values()} == {"", "batch", "all"}
+    assert {case.varied for case in cases().values()} == {"", "together", "alone"}
     assert len({one.name for one in VARIATIONS}) == len(VARIATIONS)
     assert all(one.needs <= ABILITIES.keys() and bool(one.feed) != bool(one.together) for one in VARIATIONS)

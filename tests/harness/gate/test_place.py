@@ -37,7 +37,7 @@ from model_file.errors import InputError
 
 faults()["tail block dropped"].plant(None)
 whole, golden = case_by_id("tiny-quant"), read_golden("tiny-quant")
-case = replace(whole, modes=None, prompts=whole.prompts[:1], generate=1, repeats=1)
+case = replace(whole, prompts=whole.prompts[:1], generate=1, repeats=1)
 options = gate.GateOptions(goldens={case.id: replace(golden, prompts=golden.prompts[:1])})
 
 
