@@ -10,7 +10,8 @@ import __future__
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +50,19 @@ def rewrite(owner: ModuleType | type, name: str, old: str, new: str) -> None:
         setattr(owner, name, made[name])
     else:  # in place: others may have imported it by name
         function.__code__ = inspect.unwrap(made[name]).__code__
+
+
+@contextmanager
+def planted_text(module: ModuleType, name: str, old: str, new: str) -> Iterator[None]:
+    """`rewrite` of a module's function, taken back at the end. Raises: CannotPlant."""
+    rewritten = inspect.unwrap(vars(module)[name]) if name in vars(module) else None
+    code = getattr(rewritten, "__code__", None)
+    rewrite(module, name, old, new)
+    try:
+        yield
+    finally:
+        assert rewritten is not None
+        rewritten.__code__ = code
 
 
 def replace_function(owner: ModuleType | type, name: str, make: Callable[[Any], Any]) -> None:
