@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LEAVES = ("harness.pages.numbers", "harness.pages.tables")
 """How numbers, lines and tables are written: they import nothing of ours, and every floor of the harness prints."""
-BOTTOM = ("atomic", "environment", "errors", "inputs", "supervise", "schema")
+BOTTOM = ("atomic", "environment", "errors", "identity", "inputs", "supervise", "schema")
 FLOORS = ("synth", "cases", "engines", "answers", "gate", "faults", "diagnose", "pages", "commands")
 """The packages of the harness from the bottom up. `measure` stands beside `gate` and `faults`: below `pages`."""
 FREE = ("model_file", "reference", "fast", "goldens")

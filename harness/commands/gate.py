@@ -65,7 +65,7 @@ def gate(
         plegate gate model.gguf --mode mmap@copy.gguf --tokens ids.json
 
     Exit codes: 0 all modes equal, 1 a difference (the first one is named: prompt, token, head, row, byte, both values),
-    2 bad input, 3 a mode that was asked for could not run here.
+    2 bad input, 3 a mode that was asked for could not run here, or a file changed meanwhile.
     """
     from harness.cases.case import parse_modes
     from harness.commands.outputs import outputs

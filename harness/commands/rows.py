@@ -59,7 +59,7 @@ def rows(
         plegate rows model.gguf --mode uring --mode on --rows 32768
 
     Exit codes: 0 all equal, 1 a difference (the first row is named: prompt, token, head, row, shard, offset, both
-    bytes), 2 bad input, 3 a mode or a cold measurement could not be run here.
+    bytes), 2 bad input, 3 a mode or a cold measurement could not be run here, or a file changed meanwhile.
     """
     from fast.rows import RowSettings, locate_table
     from harness.cases.case import parse_modes

@@ -43,7 +43,7 @@ class GoldenCheck:
 
     def verdict(self, case: Case) -> str:
         """equal, different, or not run."""
-        if case.model in self.missing or self.result is None:
+        if case.model in self.missing or self.result is None or self.result.changed:
             return NOT_RUN
         if any(finding.case in (case.id, "") for finding in self.findings):
             return DIFFERENT

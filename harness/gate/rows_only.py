@@ -16,8 +16,9 @@ from harness.gate.checks import Finding
 from harness.gate.far_rows import far_rows
 from harness.gate.rows import RowJudge, expect_rows
 from harness.gate.unpacking import judge_unpacking
-from harness.gate.verdicts import DIFFERENT, NOT_RUN, UNSTEADY, ModeVerdict
+from harness.gate.verdicts import DIFFERENT, NOT_RUN, UNSTEADY, ModeVerdict, blame_no_mode
 from harness.gate.whole_table import WholeTable, compare_whole
+from harness.identity import Changed, Identity
 from harness.oracle import check_type, copy_of_table
 from model_file.gguf_file import open_gguf
 
@@ -26,7 +27,10 @@ Report = Callable[[str], None]
 
 @dataclass
 class RowsResult:
-    """Everything the command reports. findings: of unpacking, whatever the mode. whole: compared with another file."""
+    """Everything the command reports. findings: of unpacking, whatever the mode. whole: compared with another file.
+
+    changed: which file was another one before all was judged; None: none was.
+    """
 
     model: str
     against: str | None
@@ -38,6 +42,7 @@ class RowsResult:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     whole: WholeTable | None = None
+    changed: str | None = None
 
     @property
     def rows_sampled(self) -> int:
@@ -53,7 +58,9 @@ class RowsResult:
 
     @property
     def exit_code(self) -> int:
-        """1 for a difference or an unsteady mode, 3 for a mode or a cold cell that could not be run, else 0."""
+        """3 after a change; 1 for a difference or an unsteady mode, 3 for a mode or a cold cell not run; else 0."""
+        if self.changed:
+            return 3
         differs = any(mode.verdict in (DIFFERENT, UNSTEADY) for mode in self.modes)
         if differs or self.findings or (self.whole and self.whole.different):
             return 1
@@ -76,25 +83,32 @@ def judge_rows(
 
     Raises: InputError for a file that cannot be used.
     """
+    identity = Identity([path, *([against] if against else []), *(one.path for one in sources if one.path)])
     with open_gguf(path) as model:
         table, architecture = check_type(locate_table(model)), model.architecture
     truth = table if against is None else copy_of_table(against, table)
     result = RowsResult(str(path), str(against) if against else None, architecture, table, batches)
-    report("reading what the file holds, row by row")
-    expected = [expect_rows(truth, batch.ids, batch.name, batch.heads) for batch in batches]
-    for one in expected:
-        judge_unpacking(result.findings, one, truth, ())
-    with ExitStack() as stack:
-        try:
-            far = stack.enter_context(far_rows(None))
-        except OSError as error:
-            far = None
-            result.notes.append(f"rows beyond 2^32 were not tried: no sparse file here: {error.strerror}")
-        judge = RowJudge(expected, settings, (), report, cold, far)
-        for source in sources:
-            verdict = ModeVerdict(source.name)
-            judge.judge(verdict, source, table if source.path is None else copy_of_table(source.path, table))
-            result.modes.append(verdict)
-    if against is not None:  # last: it leaves both files in the page cache
-        result.whole = compare_whole(table, truth, report)
+    result.modes = [ModeVerdict(source.name) for source in sources]
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(identity.watched())
+            report("reading what the file holds, row by row")
+            expected = [expect_rows(truth, batch.ids, batch.name, batch.heads) for batch in batches]
+            for one in expected:
+                judge_unpacking(result.findings, one, truth, ())
+            try:
+                far = stack.enter_context(far_rows(None))
+            except OSError as error:
+                far = None
+                result.notes.append(f"rows beyond 2^32 were not tried: no sparse file here: {error.strerror}")
+            judge = RowJudge(expected, settings, (), report, cold, far)
+            for source, verdict in zip(sources, result.modes, strict=True):
+                with identity.watched():
+                    judge.judge(verdict, source, table if source.path is None else copy_of_table(source.path, table))
+                verdict.judged = True
+            if against is not None:  # last: it leaves both files in the page cache
+                result.whole = compare_whole(table, truth, report)
+    except Changed as change:
+        result.changed, result.whole = str(change), None
+        blame_no_mode(result.modes, result.findings)
     return result

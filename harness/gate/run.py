@@ -37,9 +37,10 @@ from harness.gate.rows import RANDOM_ROWS, Report, RowJudge, expect_rows
 from harness.gate.tokens import CaseRun, TokenJudge
 from harness.gate.unpacking import judge_types, judge_unpacking
 from harness.gate.variations import VariationJudge
-from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
+from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict, blame_no_mode
 from harness.gate.warm import compile_ahead
 from harness.gate.whole_table import compare_whole
+from harness.identity import Changed, Identity
 from harness.oracle import HashOracle, PlainReader, copy_of_table
 from model_file.config import config_from
 from model_file.errors import InputError
@@ -100,6 +101,25 @@ def run_gates(
         modes=[ModeVerdict(source.name) for source in modes],
         repeat=options.repeat,
     )
+    identity = Identity([*(path for path, _ in jobs), *(source.path for source in modes if source.path)])
+    try:
+        with identity.watched():
+            _judge(jobs, modes, options, result, identity, report)
+    except Changed as change:
+        result.changed = str(change)
+        blame_no_mode(result.modes, result.findings)
+    result.wall_s = time.perf_counter() - started
+    return result
+
+
+def _judge(
+    jobs: Sequence[Job],
+    modes: Sequence[ModeSource],
+    options: GateOptions,
+    result: GateResult,
+    identity: Identity,
+    report: Report,
+) -> None:
     with ExitStack() as stack:
         loading = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="loading"))
         judged = [
@@ -114,14 +134,14 @@ def run_gates(
         if options.goldens is not None:
             judge_types(result.findings, options.without)
         for model in judged:
-            model.judge_rows(modes, far)
+            model.judge_rows(modes, far, identity)
         for model in judged:
             for source, verdict in zip(modes, result.modes, strict=True):
-                model.judge_tokens(source, verdict, source is main)
+                with identity.watched():
+                    model.judge_tokens(source, verdict, source is main)
+                verdict.judged = model is judged[-1]
         for model in judged:
             model.add_places(modes)
-    result.wall_s = time.perf_counter() - started
-    return result
 
 
 def _far_rows(stack: ExitStack, result: GateResult) -> FarRows | None:
@@ -185,7 +205,7 @@ class _Model:
         settings = engine_settings(self.room, cache_dir=self.options.program_cache, **changes)
         return load_engine(name, self.model, self.plain, settings)
 
-    def judge_rows(self, modes: Sequence[ModeSource], far: FarRows | None) -> None:
+    def judge_rows(self, modes: Sequence[ModeSource], far: FarRows | None, identity: Identity) -> None:
         """Goldens against the file, then the rows of every mode."""
         self.report("reading what the file holds, row by row")
         rows = RANDOM_ROWS if self.options.goldens is not None else 0  # of a user's prompts, their own rows alone
@@ -205,10 +225,11 @@ class _Model:
         judge = RowJudge((*expected, *by_prompt), self.options.settings, self.options.without, self.report, far=far)
         for source, verdict in zip(modes, self.result.modes, strict=True):
             started = time.perf_counter()
-            table = self.table if source.path is None else copy_of_table(source.path, self.table)
-            judge.judge(verdict, source, table)
-            if source.path is not None:
-                self._judge_copy(verdict, source.path, table, np.concatenate([one.ids for one in judge.expected]))
+            with identity.watched():
+                table = self.table if source.path is None else copy_of_table(source.path, self.table)
+                judge.judge(verdict, source, table)
+                if source.path is not None:
+                    self._judge_copy(verdict, source.path, table, np.concatenate([one.ids for one in judge.expected]))
             verdict.wall_s += time.perf_counter() - started
 
     def _judge_copy(self, verdict: ModeVerdict, path: Path, table: Table, ids: np.ndarray) -> None:

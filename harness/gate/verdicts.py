@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ from fast.rows import GatherCounters
 from harness.cases.case import LOGITS, PLE, ROWS, TOKENS, Case
 from harness.gate.checks import CONTROL, GOLDEN, ORDER, Finding
 
-EQUAL, DIFFERENT, UNSTEADY, NOT_RUN = "equal", "different", "unsteady", "not run"
+EQUAL, DIFFERENT, UNSTEADY, NOT_RUN, CHANGED = "equal", "different", "unsteady", "not run", "changed"
 
 
 @dataclass
@@ -18,7 +19,7 @@ class ModeVerdict:
 
     effective: the mode that really ran, empty where none did. evidence: what the kernel saw of it; unseen: why that
     could not be asked. timed: counters of the first batch, `cold` where it was, and `warm`; not_cold: why it was not.
-    copy: what of another file was compared.
+    copy: what of another file was compared. judged: to its end; changed: a file was another one before that.
     """
 
     name: str
@@ -38,6 +39,8 @@ class ModeVerdict:
     not_cold: str | None = None
     cold_required: bool = False
     copy: str | None = None
+    judged: bool = False
+    changed: bool = False
     totals: GatherCounters = field(default_factory=GatherCounters.none_yet, repr=False)
 
     def add_counters(self, counters: GatherCounters) -> None:
@@ -57,7 +60,12 @@ class ModeVerdict:
 
     @property
     def verdict(self) -> str:
-        """equal, different, unsteady (its control failed, nothing else is judged) or not run (another did, or none)."""
+        """equal, different, unsteady (its control failed, nothing else is judged), not run (another did, or none).
+
+        changed: nothing is said of the mode, because the file was another one before it was judged.
+        """
+        if self.changed:
+            return CHANGED
         if self.controls:
             return UNSTEADY
         if self.findings:
@@ -108,7 +116,10 @@ class MarginLine:
 
 @dataclass
 class GateResult:
-    """All verdicts of a run, and what was run. `findings` are about goldens and the file, whatever the mode."""
+    """All verdicts of a run, and what was run. `findings` are about goldens and the file, whatever the mode.
+
+    changed: which file was another one before all was judged; None: none was.
+    """
 
     model: str
     sha256: str | None
@@ -121,10 +132,13 @@ class GateResult:
     repeat: str = "plegate gate"
     wall_s: float = 0.0
     notes: list[str] = field(default_factory=list)
+    changed: str | None = None
 
     @property
     def exit_code(self) -> int:
-        """0 all equal, 1 a difference or an unsteady mode, 3 a mode that was asked for did not run."""
+        """0 all equal, 1 a difference or an unsteady mode, 3 a mode that was asked for did not run, or a change."""
+        if self.changed:
+            return 3
         verdicts = {mode.verdict for mode in self.modes}
         if self.findings or verdicts & {DIFFERENT, UNSTEADY}:
             return 1
@@ -134,3 +148,12 @@ class GateResult:
     def golden_findings(self) -> list[Finding]:
         """Findings about the recorded answers themselves."""
         return [finding for finding in self.findings if finding.level == GOLDEN]
+
+
+def blame_no_mode(modes: Sequence[ModeVerdict], findings: list[Finding]) -> None:
+    """After a change of a file: forget what was found of it, and of modes that were not judged before."""
+    findings.clear()
+    for mode in modes:
+        if not mode.judged:
+            mode.changed = True
+            mode.findings.clear()

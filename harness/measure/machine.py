@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -56,18 +55,6 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def identity(paths: Sequence[Path]) -> list[list[int]]:
-    """What is another number for another file, or for other bytes in it: device, inode, size and time of change."""
-    found = []
-    for path in paths:
-        try:
-            status = path.stat()
-            found.append([status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns])
-        except OSError:
-            found.append([])
-    return found
-
-
 def model_facts(model: Path, needs_model: bool) -> dict[str, Any]:
     """What identifies the file, without its folder, and what its tokens are made from.
 
@@ -102,9 +89,3 @@ def model_facts(model: Path, needs_model: bool) -> dict[str, Any]:
             facts |= {"layers": config.layers, "width": config.width, "vocab": config.vocab}
             facts |= {"context": config.context, "rows_per_token": config.ple.heads, "eos": config.ple.hash.eos}
         return facts
-
-
-def paths_of(model: Path) -> list[Path]:
-    """Every shard of the model."""
-    with open_gguf(model) as file:
-        return list(file.paths)

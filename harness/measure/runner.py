@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from fast.rows.resident import available_bytes
 from harness.engines.arms import OUTSIDE, Arm
 from harness.errors import CannotRun
+from harness.identity import Changed, Identity
 from harness.measure.cells import Cell, Group
 from harness.measure.commits import code_digest, tree_of
-from harness.measure.machine import identity, paths_of
 from harness.measure.memory_limit import limited
 from harness.measure.process import Process, ProcessFailed
 from harness.measure.statistics import resolved_groups
@@ -45,10 +45,6 @@ class Opened(Protocol):
     def close(self) -> None: ...
 
 
-class Changed(Exception):
-    """The model is not the file any more that the run began with."""
-
-
 class Runner:
     """Measures what is missing from a folder of results."""
 
@@ -60,8 +56,7 @@ class Runner:
         facts, given = plan.model, tuple(plan.tokens) if plan.tokens is not None else None
         avoid = (facts["eos"],) if facts["eos"] < facts["vocab"] else ()
         self._tokens = Tokens(facts["vocab"], avoid, facts["rows_per_token"], given, plan.seed)
-        self._paths = paths_of(self._model)
-        self._identity = identity(self._paths)
+        self._identity = Identity([self._model])
         self._results = Results(plan, {})
         self._session: dict[str, Any] = {}
 
@@ -155,7 +150,7 @@ class Runner:
 
     def _block(self, crew: Crew, cell: Cell) -> dict[str, Any]:
         """One measurement of one arm; what goes wrong makes an invalid cell. Raises: Changed."""
-        self._check_identity()
+        self._identity.check()
         head: dict[str, Any] = {"session": len(self._results.timing["sessions"]) - 1, "notes": [], "reasons": []}
         try:
             process, facts = crew.process(cell.arm)
@@ -167,19 +162,8 @@ class Runner:
         except ProcessFailed as failure:
             crew.failed(cell.arm, str(failure))
             head |= {"valid": False, "reasons": [str(failure)]}
-        self._check_identity()
+        self._identity.check()
         return head
-
-    def _check_identity(self) -> None:
-        """Raises: Changed when the model's files are others, or have other bytes."""
-        found = identity(self._paths)
-        for path, before, now in zip(self._paths, self._identity, found, strict=True):
-            if now != before:
-                what = "is gone" if not now else "was replaced" if now[:2] != before[:2] else "was written to"
-                raise Changed(
-                    f"{path.name} {what} while it was measured: what came before is of the file as it was, nothing was "
-                    "measured after; start again on a file that stays as it is"
-                )
 
     def _order(self, cell: Cell, arm: Arm) -> dict[str, Any]:
         ours = cell.workload.needs_model and arm.mode not in OUTSIDE
@@ -187,7 +171,7 @@ class Runner:
         order = self._tokens.order(cell, chunk) | {"drop_caches": self._plan.drop_caches}
         order["slower"] = self._slower(cell)
         if cell.depth and ours:
-            code = f"{arm.commit or code_digest()}-{abs(hash(tuple(map(tuple, self._identity))))}"
+            code = f"{arm.commit or code_digest()}-{abs(hash(tuple(map(tuple, self._identity.found))))}"
             order["state_file"] = str(self._cache_dir / "depths" / f"{cell.depth}-{code}.pickle")
         return order
 

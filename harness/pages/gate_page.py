@@ -8,7 +8,7 @@ from typing import Any
 from harness.cases.case import LEVELS
 from harness.environment import environment
 from harness.gate.checks import CHECKS, CONTROL, GOLDEN, MODE, Finding
-from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict
+from harness.gate.verdicts import CHANGED, GateResult, MarginLine, ModeVerdict
 from harness.pages import gate_text
 from harness.pages.figures import Series, bars, lines, looks
 from harness.pages.html import FACTS, Panel, legend, machine_rows, page
@@ -170,12 +170,15 @@ def _about_goldens(result: GateResult) -> list[Test]:
     about = [finding for finding in result.findings if finding.level == GOLDEN]
     why = None if result.goldens else "nothing is recorded for prompts of one's own"
     tests = [_test(case.id, [finding for finding in about if finding.case == case.id], why) for case in result.cases]
-    return [*tests, _test("unpacking", [finding for finding in result.findings if finding not in about])]
+    unpacking = _test("unpacking", [finding for finding in result.findings if finding not in about])
+    return [Test("same files", (CHANGED, [result.changed]) if result.changed else None), *tests, unpacking]
 
 
 def _about_mode(mode: ModeVerdict) -> list[Test]:
     unread = "not compared: nothing is recorded, other modes run it, or they are compared with this one"
     skipped = {level: None if mode.compared(level) else unread for level in LEVELS}
+    if mode.changed:
+        skipped = dict.fromkeys(LEVELS, "a file was changed before it was judged")
     skipped |= {MODE: "; ".join(mode.notes) or None, CONTROL: None if mode.rows_compared else unread}
     return [
         _test(level, [finding for finding in mode.findings if finding.level == level], skipped[level])

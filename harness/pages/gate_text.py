@@ -77,6 +77,8 @@ def details(mode: ModeVerdict) -> list[str]:
 
 def summary(result: GateResult) -> str:
     """The verdict in one sentence."""
+    if result.changed:
+        return f"verdict: changed. {result.changed}."
     found = {name: sum(mode.verdict == name for mode in result.modes) for name in (EQUAL, DIFFERENT, UNSTEADY, NOT_RUN)}
     if result.findings:
         return (
@@ -134,6 +136,7 @@ def gate_as_json(result: GateResult) -> dict[str, Any]:
             for case in result.cases
         ],
         "findings": [_finding(finding) for finding in result.findings],
+        "changed": result.changed,
         "modes": [_mode(mode) for mode in result.modes],
         "margins": [asdict(line) for line in result.margins],
         "notes": result.notes,
@@ -208,5 +211,7 @@ def print_check(check: GoldenCheck) -> None:
     for mode in check.result.modes if check.result is not None else ():
         for note in mode.notes:
             print_line(f"{mode.name}: {note}")
+    if check.result is not None and check.result.changed:
+        print_line(f"changed: {check.result.changed}")
     equal = sum(verdict == EQUAL for *_, verdict in rows)
     print_line(f"verdict: {equal} of {len(rows)} cases answer as recorded.")

@@ -38,6 +38,8 @@ def print_rows(result: RowsResult) -> None:
     for mode in result.modes:
         for line in details(mode):
             print_line(f"{mode.name}: {line}")
+    if result.changed:
+        print_line(f"changed: {result.changed}")
     equal = sum(mode.verdict == EQUAL for mode in result.modes)
     against = f" as in {result.against}" if result.against else ""
     print_line(f"{equal} of {len(result.modes)} modes give the rows{against} byte for byte; {result.coverage}")
@@ -98,6 +100,7 @@ def rows_as_json(result: RowsResult) -> dict[str, Any]:
         "rows_sampled": result.rows_sampled,
         "whole_table": result.whole.as_json() if result.whole else None,
         "findings": [{"level": finding.level, **vars(finding)} for finding in result.findings],
+        "changed": result.changed,
         "modes": [
             {
                 "name": mode.name,

@@ -334,7 +334,7 @@ def test_changed_model_ends_the_run_with_its_own_verdict(
         summary = folder / "summary.json"
         result = run_command(*arguments_of(model, folder, "--json", summary))
         assert result.exit_code == 3, result.output
-        assert f"changed: model.gguf {word} while it was measured" in " ".join(result.output.split())
+        assert f"changed: model.gguf {word} while it was read" in " ".join(result.output.split())
         content = json.loads(summary.read_text())
         assert content["verdict"] == "changed"
         assert content["caveats"][0]["name"] == "changed"
