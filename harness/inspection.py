@@ -49,6 +49,7 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
             )
         return facts, problems
     try:
+        check_type(locate_table(model))
         inventory = take_inventory(model, config)
     except InputError as error:
         return facts, str(error).splitlines()
@@ -67,11 +68,11 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
 
 
 def _table_problems(model: GgufFile) -> list[str]:
-    """Why `plegate rows` cannot take the table."""
+    """Why `plegate rows` cannot take the table; of its type it takes any."""
     if TABLE not in model.tensors:
         return [f"{model.paths[0]}: no tensor {TABLE!r}, nothing to read lazily"]
     try:
-        check_type(locate_table(model))
+        locate_table(model)
     except InputError as error:
         return str(error).splitlines()
     return []

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -37,6 +38,9 @@ TABLE_TYPES = (
     _Type.Q6_K,
     _Type.IQ1_S,
 )
+_PLAIN = {"F64": np.float64, "F32": np.float32, "F16": np.float16} | {
+    f"I{n}": np.dtype(f"i{n // 8}") for n in (8, 16, 32, 64)
+}
 
 
 class HashOracle:
@@ -156,12 +160,22 @@ def check_type(table: Table) -> Table:
     return table
 
 
+def values_of(packed: Packed, kind: gguf.GGMLQuantizationType) -> npt.NDArray[Any] | None:
+    """What packed rows hold, by the `gguf` package; None of a type that it does not unpack."""
+    if kind.name in _PLAIN:
+        return packed.view(_PLAIN[kind.name])
+    try:
+        with np.errstate(invalid="ignore"):
+            return gguf.quants.dequantize(packed, kind)
+    except NotImplementedError:
+        return None
+
+
 def expected_f32(packed: Packed, table: Table) -> Float32:
     """The `gguf` package's dequantizer: uint8 [n, row_bytes] -> float32 [n, row_width]. Raises: as `check_type`."""
-    check_type(table)
-    plain = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
-    typed = packed.view(plain[table.type]) if table.type in plain else packed
-    return gguf.quants.dequantize(typed, table.type).astype(np.float32, copy=False)
+    values = values_of(packed, check_type(table).type)
+    assert values is not None
+    return values.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,10 @@ def _named_models(arguments: list[str]) -> list[str]:
                 if not os.path.isfile(text):  # noqa: PTH113  pathlib takes 10 ms to import
                     continue
                 with open(text, "rb") as file:  # noqa: PTH123
-                    if file.read(4) == b"GGUF":
+                    if text.endswith(".shards"):
+                        names = map(os.fsdecode, file.read(1 << 20).split(b"\n"))
+                        found += [os.path.join(os.path.dirname(text), name) for name in names if name]  # noqa: PTH118, PTH120
+                    elif file.read(4) == b"GGUF":
                         found += _shards(text)
     return found
 

@@ -7,6 +7,7 @@ a split model from any of its shards, and touches no tensor data. Enums and bloc
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from model_file.metadata import Keys
 from model_file.shard import Shard, TensorInfo
 
 _SHARD_NAME = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
+
+LIST_SUFFIX, _LIST_BYTES = ".shards", 1 << 20
 
 
 class GgufFile:
@@ -76,10 +79,13 @@ class GgufFile:
 def open_gguf(path: str | Path | Sequence[str | Path]) -> GgufFile:
     """Open a model from its file, from any shard of a split, or from all shards in order. Only headers are read.
 
-    The shards of a list may have any names; one path must have the name of a shard, as splits are published.
+    The shards of a list may have any names; one path must have the name of a shard, as splits are published. A text
+    file `NAME.shards` is a list too: a path a line, from the list's own folder.
     Raises: InputError naming every problem of the header, missing shards included.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(each) for each in path]
+    if len(paths) == 1 and paths[0].suffix == LIST_SUFFIX and paths[0].is_file():
+        paths = _listed(paths[0])
     if not paths:
         raise InputError("no file named, expected a GGUF file or all shards of one")
     first = Shard(paths[0])
@@ -90,6 +96,18 @@ def open_gguf(path: str | Path | Sequence[str | Path]) -> GgufFile:
     if len(shards) > 1:
         _check_numbers(shards)
     return GgufFile(shards)
+
+
+def _listed(path: Path) -> list[Path]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LIST_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}: check its permissions") from None
+    names = [line for line in content.split(b"\n") if line.strip()]
+    if not names or b"\0" in content:
+        raise InputError(f"{path}: found no list of names, expected all shards of a model in order, one a line")
+    return [path.parent / os.fsdecode(name) for name in names]
 
 
 def _split_keys(shard: Shard) -> tuple[int, int, int]:
@@ -114,7 +132,8 @@ def _named_like(shard: Shard, count: int) -> list[Path]:
         held = f"; this file holds {len(shard.tensors)} of {whole} tensors" if whole else ""
         raise InputError(
             f"{path}: split.count is {count}, expected a name ending in -0000N-of-{count:05d}.gguf{held}: "
-            "rename the shards to the names they were published under"
+            "rename the shards to the names they were published under, or name a text file "
+            f"NAME{LIST_SUFFIX} that names them in order, one a line"
         )
     names = [f"{match['prefix']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
     missing = [name for name in names if not path.with_name(name).exists()]

@@ -17,7 +17,8 @@ Model = Annotated[
     typer.Argument(
         metavar="MODEL",
         readable=False,
-        help="A GGUF file, or any shard of a split one. Opened read-only, always.",
+        help="A GGUF file, any shard of a split one, or a text file NAME.shards that names all shards in order, one a "
+        "line. Opened read-only, always.",
     ),
 ]
 DefaultModel = Annotated[
@@ -25,7 +26,8 @@ DefaultModel = Annotated[
     typer.Argument(
         metavar="MODEL",
         readable=False,
-        help="A GGUF file, or any shard of a split one. Default: the small model `nano`, made on first use and kept.",
+        help="A GGUF file, any shard of a split one, or a text file NAME.shards that names all shards in order, one a "
+        "line. Default: the small model `nano`, made on first use and kept.",
     ),
 ]
 DEFAULT_RESULTS = Path("results/bench")

@@ -39,13 +39,17 @@ def rows(
             show_default=False,
         ),
     ] = None,
+    scan: Annotated[
+        bool,
+        typer.Option("--scan", help="Read the whole table too: rows with NaN or infinity, rows of zeros, holes."),
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Judge the rows alone: every mode, cold and warm, packed and as float32, against plain positional reads.
 
     Works for every GGUF file with a `per_layer_token_embd.weight`: qwen4exp (rows by the hash), gemma3n and gemma4
-    (row = token id). Only the header and the table are read. Each mode gathers everything twice; one that does not
-    agree with itself is `unsteady`.
+    (row = token id). Its type may be any; one that nothing here unpacks is compared as bytes alone. Only the header and
+    the table are read. Each mode gathers everything twice; one that does not agree with itself is `unsteady`.
 
     The table shows for the random rows: rate cold and warm, over-read (bytes the device read over bytes of the pages
     needed), read calls, page faults of the gathering thread, and reads in flight on average.
@@ -58,8 +62,11 @@ def rows(
 
         plegate rows model.gguf --mode uring --mode on --rows 32768
 
+        plegate rows model.gguf --mode mmap --scan
+
     Exit codes: 0 all equal, 1 a difference (the first row is named: prompt, token, head, row, shard, offset, both
-    bytes), 2 bad input, 3 a mode or a cold measurement could not be run here, or a file changed meanwhile.
+    bytes), 2 bad input, or --scan found NaN, infinity or bytes never written (rows of zeros are only told), 3 a mode or
+    a cold measurement could not be run here, or a file changed meanwhile.
     """
     from fast.rows import RowSettings, locate_table
     from harness.cases.case import parse_modes
@@ -79,7 +86,7 @@ def rows(
             batches, notes = choose_batches(
                 opened, model, table, count, seed, prompt or [], prompt_file or [], tokens or []
             )
-        result = judge_rows(model, batches, sources, RowSettings(metering="full"), against, cold, report)
+        result = judge_rows(model, batches, sources, RowSettings(metering="full"), against, cold, report, scan)
     result.seed, result.notes = seed, [*notes, *result.notes]
     print_rows(result)
     write({"--json": lambda: rows_as_json(result)})

@@ -23,7 +23,7 @@ from harness.gate.checks import Finding
 from harness.gate.evidence import CountingCalls, Evidence, look
 from harness.gate.far_rows import FarRows
 from harness.gate.verdicts import ModeVerdict
-from harness.oracle import Float32, Ids, Packed, expected_f32, expected_packed
+from harness.oracle import TABLE_TYPES, Float32, Ids, Packed, expected_f32, expected_packed
 
 Report = Callable[[str], None]
 SINGLE_TOKENS = 24  # of each prompt, gathered one at a time as decode does it: modes treat small batches another way
@@ -44,7 +44,8 @@ _POISON = 0xA5  # what rows are gathered over: memory that is not written must n
 class ExpectedRows:
     """What every mode is compared with, for one prompt with the answer recorded for it, or for random rows.
 
-    Shapes: ids uint64 [n], packed [n, row_bytes], f32 [n, e]. heads: rows of one token, 0 where they belong to none.
+    Shapes: ids uint64 [n], packed [n, row_bytes], f32 [n, e] ([n, 0] of a type that nothing unpacks).
+    heads: rows of one token, 0 where they belong to none.
     """
 
     case: str
@@ -59,7 +60,8 @@ def expect_rows(table: Table, ids: Ids, prompt: str, heads: int, case: str = "")
     """Rows from outside the code under test."""
     packed = expected_packed(table, ids)
     with np.errstate(invalid="ignore"):
-        return ExpectedRows(case, prompt, ids, packed, expected_f32(packed, table), heads)
+        f32 = expected_f32(packed, table) if table.type in TABLE_TYPES else np.empty((len(ids), 0), np.float32)
+        return ExpectedRows(case, prompt, ids, packed, f32, heads)
 
 
 @dataclass(frozen=True)

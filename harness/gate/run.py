@@ -41,7 +41,7 @@ from harness.gate.verdicts import GateResult, MarginLine, ModeVerdict, blame_no_
 from harness.gate.warm import compile_ahead
 from harness.gate.whole_table import compare_whole
 from harness.identity import Changed, Identity
-from harness.oracle import HashOracle, PlainReader, copy_of_table
+from harness.oracle import HashOracle, PlainReader, check_type, copy_of_table
 from model_file.config import config_from
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile, open_gguf
@@ -172,7 +172,7 @@ class _Model:
                 check_ids(prompt.ids, self.config.vocab, prompt.name)
                 advice = f"shorten {prompt.name}, or use a smaller --generate"
                 check_context(path, self.config.context, len(prompt.ids) + case.generate, advice)
-        self.table, self.oracle = locate_table(model), HashOracle(model)
+        self.table, self.oracle = check_type(locate_table(model)), HashOracle(model)
         self.plain = cast(RowReader, PlainReader(self.table))
         self.runs = [CaseRun(case, _golden_of(case, options.goldens)) for case in cases]
         self.room = max((case.tokens for case in cases), default=1)

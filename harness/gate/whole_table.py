@@ -61,7 +61,7 @@ def compare_whole(own: Table, original: Table, report: Callable[[str], None]) ->
     different, first, reported = 0, None, -1
     block_rows = max(1, BLOCK_BYTES // own.row_bytes)
     for start, mine, right in zip(
-        range(0, own.rows, block_rows), _blocks(own, block_rows), _blocks(original, block_rows), strict=True
+        range(0, own.rows, block_rows), blocks(own, block_rows), blocks(original, block_rows), strict=True
     ):
         percent = 100 * start // own.rows
         if percent != reported:
@@ -83,7 +83,7 @@ def compare_whole(own: Table, original: Table, report: Callable[[str], None]) ->
     return WholeTable(own.rows, different, *first, str(segment.path), offset, str(other.path), other_offset)
 
 
-def _blocks(table: Table, block_rows: int) -> Iterator[npt.NDArray[np.uint8]]:
+def blocks(table: Table, block_rows: int) -> Iterator[npt.NDArray[np.uint8]]:
     """The table's rows in order, `block_rows` at a time, the last block what is left; one buffer, filled again."""
     block = np.empty((min(block_rows, table.rows), table.row_bytes), np.uint8)
     with ExitStack() as stack:

@@ -17,7 +17,7 @@ from model_file.gguf_file import open_gguf
 def machine_facts(model: Path) -> dict[str, Any]:
     """Processor, memory, kernel, versions, code, and the storage that the model's file lies on."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    return {**environment(), **storage_facts(model), "code": code_digest(), "started": started}
+    return {**environment(), **storage_facts(open_gguf(model).paths[0]), "code": code_digest(), "started": started}
 
 
 def storage_facts(path: Path) -> dict[str, Any]:

@@ -38,6 +38,8 @@ def print_rows(result: RowsResult) -> None:
     for mode in result.modes:
         for line in details(mode):
             print_line(f"{mode.name}: {line}")
+    for line in result.scan.lines() if result.scan else ():
+        print_line(f"scan: {line}")
     if result.changed:
         print_line(f"changed: {result.changed}")
     equal = sum(mode.verdict == EQUAL for mode in result.modes)
@@ -98,6 +100,7 @@ def rows_as_json(result: RowsResult) -> dict[str, Any]:
         ],
         "notes": result.notes,
         "rows_sampled": result.rows_sampled,
+        "scan": result.scan.as_json() if result.scan else None,
         "whole_table": result.whole.as_json() if result.whole else None,
         "findings": [{"level": finding.level, **vars(finding)} for finding in result.findings],
         "changed": result.changed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import subprocess
 import sys
@@ -14,7 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from harness import supervise
+from harness.cli import app
 from model_file.errors import InputError
 from model_file.gguf_file import open_gguf
 from tests import gguf_edit
@@ -103,6 +107,53 @@ def test_shards_in_order_open_under_any_names(tiny_quant: Path, tmp_path: Path) 
         assert all(model.packed(name).tobytes() == whole.packed(name).tobytes() for name in whole.tensors)
     with open_gguf([tiny_quant]) as model:
         assert set(model.tensors) == set(whole.tensors)
+
+
+ODD = [b"a, b.gguf", b"\xff\xfe.part", "\u2028 c@d=e.gguf".encode()]
+
+
+@pytest.mark.hostile
+def test_a_list_of_shards_is_a_model_for_every_command(tiny_quant: Path, tmp_path: Path) -> None:
+    """Names of any bytes but a newline, from the folder of the list; `rows` reads the shard that holds the table."""
+    (tmp_path / "elsewhere").mkdir()
+    names = [os.fsencode(tmp_path / "elsewhere") + b"/" + name for name in ODD[:2]] + [b"sub/" + ODD[2]]
+    (tmp_path / "sub").mkdir()
+    listed = tmp_path / "model.shards"
+    listed.write_bytes(b"\n".join(names) + b"\n\n")
+    for path, name in zip(gguf_edit.split(tiny_quant, tmp_path, "model", 3), names, strict=True):
+        path.rename(tmp_path / os.fsdecode(name))
+    with open_gguf(listed) as model, open_gguf(tiny_quant) as whole:
+        assert [os.fsencode(path) for path in model.paths] == [*names[:2], os.fsencode(tmp_path) + b"/" + names[2]]
+        assert all(model.packed(name).tobytes() == whole.packed(name).tobytes() for name in whole.tensors)
+        assert supervise._named_models([str(listed), f"mmap@{listed}"]) == 2 * [str(path) for path in model.paths]
+    for command in (
+        ["inspect", listed],
+        ["rows", listed, "--against", tiny_quant, "--mode", "mmap", "--mode", f"uring@{tiny_quant}", "--no-cold"],
+        ["rows", tiny_quant, "--mode", f"direct@{listed}", "--no-cold"],
+        ["gate", listed, "--generate", "0", "--mode", "direct"],
+    ):
+        done = CliRunner().invoke(app, list(map(str, command)))
+        assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n", b"GGUF\0\0\0", b"a.gguf\0b.gguf"])
+def test_a_list_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    listed = tmp_path / "model.shards"
+    listed.write_bytes(content)
+    with pytest.raises(InputError, match=r"model\.shards: found no list of names, expected all shards"):
+        open_gguf(listed)
+
+
+def test_a_list_names_what_is_missing_or_not_in_order(tiny_quant: Path, tmp_path: Path) -> None:
+    paths = gguf_edit.split(tiny_quant, tmp_path, "model", 3)
+    listed = tmp_path / "model.shards"
+    for order, said in (([0, 2, 1], "not in order"), ([0, 1], r"split\.count 3, expected 0 of 2")):
+        listed.write_text("\n".join(paths[number].name for number in order))
+        with pytest.raises(InputError, match=said):
+            open_gguf(listed)
+    listed.write_text("no.gguf")
+    with pytest.raises(InputError, match=r"no\.gguf: no such file"):
+        open_gguf(listed)
 
 
 @pytest.mark.parametrize(
