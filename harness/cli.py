@@ -34,6 +34,7 @@ from harness.commands.options import strict
 from harness.commands.report import report
 from harness.commands.rows import rows
 from harness.commands.run import run
+from harness.commands.slice import slice_
 from harness.commands.synth import synth
 from harness.commands.trend import trend
 from harness.errors import (
@@ -154,6 +155,7 @@ if columns_of(sys.stdout) < NARROWEST or os.environ.get("COLUMNS") == "0":
 
 for _command in (gate, rows, advise, inspect, run, logits, synth, bench, report, trend):
     app.command()(strict(_command))
+app.command("slice")(strict(slice_))
 app.add_typer(golden_app, name="golden")
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fast.engine.engine import FastEngine
+from fast.engine.settings import EngineSettings
+from fast.rows import locate_table, open_rows
 from harness.answers.store import golden_folder, read_golden
 from harness.engines.arms import Arm
 from harness.engines.program import find_server
@@ -20,6 +23,8 @@ from harness.engines.serving import Adapter, Room, connect
 from harness.engines.transformers import VARIABLE, TransformersEngine
 from harness.errors import CannotRun
 from harness.synth import ensure_model
+from harness.synth.slice import slice_model
+from model_file.gguf_file import open_gguf
 from tests.fast.engines import LOGIT_BOUND, answers, find, shared, worst_error
 
 pytestmark = pytest.mark.slow
@@ -79,6 +84,26 @@ def test_llama_cpp_loads_nano_and_gives_the_goldens_tokens(server_program: Path)
     with (adapter := exact(server_program, ensure_model("nano"))).server:
         for prompt in golden.prompts:
             assert adapter.complete(prompt.ids, len(prompt.generated)).tokens == list(prompt.generated), prompt.name
+
+
+@pytest.mark.parametrize("rows", [None, 100_000])
+def test_llama_cpp_opens_a_slice_and_gives_our_tokens(server_program: Path, tmp_path: Path, rows: int | None) -> None:
+    """Four layers of nano; its table in a shard of its own, whole and with fewer rows."""
+    with open_gguf(ensure_model("nano")) as model:
+        made = slice_model(model, 4, tmp_path / "cut", table_rows=rows)
+    prompts = [np.random.default_rng(seed).integers(0, 2048, 90).tolist() for seed in (1, 2, 3)]
+    ours = []
+    with (
+        open_gguf(made.paths[0]) as model,
+        open_rows(locate_table(model), "auto") as reader,
+        FastEngine(model, reader, EngineSettings(context=256)) as engine,
+    ):
+        for prompt in prompts:
+            sequence = engine.new_sequence()
+            sequence.feed(prompt, last_only=True)
+            ours.append(sequence.greedy(48))
+    with (adapter := exact(server_program, made.paths[0])).server:
+        assert [adapter.complete(prompt, 48).tokens for prompt in prompts] == ours
 
 
 def test_a_batch_of_ours_equals_transformers(transformers_python: None) -> None:

@@ -31,6 +31,7 @@ COMMANDS = {
     "report": ["report", "{run}"],
     "trend": ["trend", "{run}", "--against", "{tokens}"],
     "synth": ["synth", "nano", "--force", "--out", "{model}"],
+    "slice": ["slice", "{model}", "--layers", "2"],
     "golden check": ["golden", "check", "tiny"],
     "golden record": ["golden", "record", "tiny"],
 }
