@@ -14,6 +14,7 @@ from model_file.errors import InputError
 
 EOS = 1  # the n-gram hash of `nano` and of the fixtures ends documents with it
 NANO_VOCAB, PICO_VOCAB = 4096, 512
+SMALL_MODELS = ("pico", "femto")  # whose cases `--quick` runs
 CHUNK = 64  # tokens of a recorded digest, and of a recorded first chunk
 FED = 512  # tokens that the engine people run computes at a time
 
@@ -233,6 +234,12 @@ def _pico_deep() -> Case:
                  everywhere=False, repeats=1)  # fmt: skip
 
 
+def _femto() -> Case:
+    prompts = tuple(TokenPrompt(str(size), drawn(f"femto/{size}/1", size, PICO_VOCAB)) for size in (1, FED, 5 * FED))
+    return Case("femto-dense", "dense attention at all three of its static widths; decode as one program", "femto",
+                prompts, 12, _METRIC, *_PICO, everywhere=False, repeats=1)  # fmt: skip
+
+
 def _fixture(model: str, about: str, answers: str = "") -> Case:
     return Case(
         id=model,
@@ -264,6 +271,7 @@ def cases() -> dict[str, Case]:
             _pico_eos(),
             _pico_repeats(),
             _pico_deep(),
+            _femto(),
             _texts(),
             _long(),
             _deep(),
@@ -290,5 +298,6 @@ def case_by_id(name: str) -> Case:
 
 
 def cases_of(model: str, quick: bool = False) -> list[Case]:
-    """The cases of a model; with `quick` only those that have a short form."""
-    return [case for case in cases().values() if case.model == model and (case.short or not quick or model == "pico")]
+    """The cases of a model; with `quick` those of a small one, and of another one those that have a short form."""
+    every = not quick or model in SMALL_MODELS
+    return [case for case in cases().values() if case.model == model and (case.short or every)]

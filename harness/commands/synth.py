@@ -16,6 +16,7 @@ class PresetName(StrEnum):
 
     nano = "nano"
     pico = "pico"
+    femto = "femto"
     table = "table"
     mini = "mini"
 
@@ -26,8 +27,8 @@ def synth(
         typer.Argument(
             metavar="PRESET",
             help="`nano`: a whole small model, 222 MiB, what `plegate gate` uses by default. `pico`: the smallest "
-            "whole model, 8 MiB. `table`: Flash-Next's metadata, vocabulary size and hash with the table alone, of any "
-            "size and type. `mini`: a whole model with Flash-Next's sizes per layer, 4 layers, 8 experts, 834 MiB.",
+            "whole model, 8 MiB. `femto`: what it has not, 2 MiB. `table`: Flash-Next's metadata, vocabulary size and "
+            "hash with the table alone, of any size and type. `mini`: a whole model with Flash-Next's sizes per layer, 4 layers, 8 experts, 834 MiB.",
         ),
     ],
     out: Annotated[

@@ -36,6 +36,11 @@ class Step:
     modes: tuple[str, ...] = ()
     rows_only: bool = False
 
+    def of(self, cases: Sequence[Case]) -> list[Case]:
+        """Its part of these cases."""
+        mine = [case for case in cases if self.cases is None or case.id in self.cases]
+        return [replace(case, generate=0) for case in mine] if self.rows_only else mine
+
 
 STEPS = {
     step.name: step
@@ -55,11 +60,8 @@ def say_steps(send: Send, names: Sequence[str]) -> None:
         started = time.perf_counter()
         _end_at_first_finding(lambda check, message: send((name, check, message, 0.0)))  # noqa: B023
         jobs, options = _default(quick=True)
-        path, cases = jobs[0]
-        cases = [case for case in cases if step.cases is None or case.id in step.cases]
-        cases = [replace(case, generate=0) for case in cases] if step.rows_only else cases
-        options = replace(options, goldens={case.id: _golden(case.id) for case in cases})
-        result = run_gates([(path, cases)], parse_modes(step.modes), options)
+        jobs = [(path, step.of(cases)) for path, cases in jobs]
+        result = run_gates([job for job in jobs if job[1]], parse_modes(step.modes), options)
         refused = next((mode for mode in result.modes if mode.not_run), None)
         if refused is not None:
             send((name, "not run", f"{refused.name}: {refused.not_run}", 0.0))

@@ -13,7 +13,7 @@ from harness.answers.store import read_golden
 from harness.cases.case import ROWS, TOKENS, Case, TokenPrompt
 from harness.cases.models import model_digest, model_path
 from harness.cases.prompt_choice import choose_prompts
-from harness.cases.registry import case_by_id, cases, cases_of
+from harness.cases.registry import SMALL_MODELS, case_by_id, cases, cases_of
 from harness.gate.rows import Report
 from harness.gate.run import GateOptions, Job
 from harness.synth import cache_folder
@@ -21,7 +21,7 @@ from model_file.errors import InputError
 
 Given = tuple[Sequence[str], Sequence[Path], Sequence[Path]]
 """Prompts as texts, text files, and files of ids."""
-DEFAULT_MODEL, SMALL_MODEL = "nano", "pico"
+DEFAULT_MODEL = "nano"
 DEFAULT_GENERATE, QUICK_GENERATE = 32, 8
 
 
@@ -60,7 +60,7 @@ def choose(
         if model is not None:
             chosen = _recorded_on(model, quick, report)
         else:
-            wanted = (DEFAULT_MODEL,) if copies else (SMALL_MODEL,) if quick else (SMALL_MODEL, DEFAULT_MODEL)
+            wanted = (DEFAULT_MODEL,) if copies else SMALL_MODELS if quick else (*SMALL_MODELS, DEFAULT_MODEL)
             chosen = [case for name in wanted for case in cases_of(name, quick)]
         names = list(dict.fromkeys(case.model for case in chosen))
     if chosen:

@@ -26,6 +26,7 @@ def metadata_of(preset: Preset, config: ModelConfig, seed: int, vocabulary: Voca
         Entry("plegate.synth.seed", _U64, seed),
         Entry("plegate.synth.recipe", _U32, RECIPE_VERSION),
         *_architecture(config),
+        *[_key(key, _F32, value) for key, value in _scales(config).items() if value],
         *_ple(config),
         *([] if preset.image is None else [_key("ple.image_token_id", _U32, preset.image)]),
         *_tokenizer(preset, vocabulary),
@@ -72,6 +73,10 @@ def _architecture(config: ModelConfig) -> list[Entry]:
         _key("attention.indexer.top_k", _U32, config.top_k),
         _array("attention.compress_ratios", _I32, config.compress_ratios),
     ]
+
+
+def _scales(config: ModelConfig) -> dict[str, float]:
+    return {"attention.scale": config.attention_scale, "expert_weights_scale": config.expert_weights_scale}
 
 
 def _layer_kinds(linear: tuple[bool, ...]) -> Entry:

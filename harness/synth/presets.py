@@ -23,7 +23,7 @@ plain_config = partial(
     rope_divisor=1.0,
     expert_weights_scale=0.0,
 )
-"""A configuration with what all made models have in common."""
+"""A configuration with what nearly all made models have in common."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Preset:
     """An architecture with its vocabulary, its number formats and its default table.
 
     config: with the hash of the default table. special: reserved token ids, named. base_limit: head sizes start
-    no higher (None: as high as the rows allow). complete: every tensor of the model, or the table alone.
+    no higher (None: as high as the rows allow). complete: every tensor of the model, or the table alone. tied: the
+    embedding serves as output matrix too.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Preset:
     weight_kind: GGMLQuantizationType
     complete: bool
     base_limit: int | None = None
+    tied: bool = False
 
 
 def fitted_hash(
@@ -132,6 +134,35 @@ _PICO = plain_config(
     ple=PleConfig(layer=1, hash=fitted_hash(200_000, 4, 2, 512, eos=1), row_width=32, conv_kernel=4),
 )
 
+# What `pico` has not: dense attention, both scales, no layer before the PLE layer, an embedding that is the output too.
+_FEMTO = plain_config(
+    vocab=512,
+    context=16384,
+    width=64,
+    streams=3,
+    low_rank=8,
+    linear_layers=every(2, 2),
+    heads=2,
+    kv_heads=1,
+    head_width=16,
+    attention_scale=0.375,
+    rope_width=8,
+    indexer_heads=2,
+    indexer_width=16,
+    top_k=16,
+    compress_ratios=(0, 0),
+    delta_key_heads=1,
+    delta_value_heads=2,
+    delta_width=16,
+    delta_conv_kernel=3,
+    experts=4,
+    experts_used=2,
+    expert_width=16,
+    shared_width=16,
+    expert_weights_scale=1.5,
+    ple=PleConfig(layer=0, hash=fitted_hash(50_000, 2, 2, 512, eos=1), row_width=32, conv_kernel=2),
+)
+
 
 def _flash_next(blocks: int, experts: int, experts_used: int, vocab: int, constants: HashConstants) -> ModelConfig:
     """Flash-Next's sizes per layer, with another number of layers and experts."""
@@ -196,6 +227,20 @@ PRESETS: dict[str, Preset] = {
             table_kind=GGMLQuantizationType.IQ4_NL,
             weight_kind=GGMLQuantizationType.F32,
             complete=True,
+        ),
+        Preset(
+            name="femto",
+            about="a whole model of 2 layers with what `pico` has not: dense attention, scales, tied output; Q8_0 rows",
+            config=_FEMTO,
+            special={0: "<|pad|>"},
+            padding=0,
+            image=None,
+            seed=0,
+            rows=50_000,
+            table_kind=GGMLQuantizationType.Q8_0,
+            weight_kind=GGMLQuantizationType.F32,
+            complete=True,
+            tied=True,
         ),
         Preset(
             name="table",

@@ -64,7 +64,7 @@ class Recipe:
         table = PlannedTensor(TABLE, shape, self.table_kind, partial(_table_pieces, self))
         if not self.preset.complete:
             return [table]
-        weights = model_weights(self.config, self.vocabulary.quiet, self.preset.weight_kind)
+        weights = model_weights(self.config, self.vocabulary.quiet, self.preset.weight_kind, self.preset.tied)
         return [*(_planned(weight, self) for weight in weights), table]
 
     @cached_property

@@ -140,8 +140,13 @@ _OTHERS = {
 }
 
 
-def model_weights(config: ModelConfig, quiet: frozenset[int], large: GGMLQuantizationType) -> list[Weight]:
-    """All tensors of a complete model but the PLE table, in file order. large: the format of quantizable matrices."""
+def model_weights(
+    config: ModelConfig, quiet: frozenset[int], large: GGMLQuantizationType, tied: bool = False
+) -> list[Weight]:
+    """All tensors of a complete model but the PLE table, in file order. large: the format of quantizable matrices.
+
+    tied: without an output matrix.
+    """
     return [
         Weight(
             prefix + tensor.name,
@@ -151,6 +156,7 @@ def model_weights(config: ModelConfig, quiet: frozenset[int], large: GGMLQuantiz
         )
         for prefix, group in trunk_groups(config)
         for tensor in group
+        if not (tied and tensor.optional)
     ]
 
 
