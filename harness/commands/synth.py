@@ -28,7 +28,8 @@ def synth(
             metavar="PRESET",
             help="`nano`: a whole small model, 222 MiB, what `plegate gate` uses by default. `pico`: the smallest "
             "whole model, 8 MiB. `femto`: what it has not, 2 MiB. `table`: Flash-Next's metadata, vocabulary size and "
-            "hash with the table alone, of any size and type. `mini`: a whole model with Flash-Next's sizes per layer, 4 layers, 8 experts, 834 MiB.",
+            "hash with the table alone, of any size and type. `mini`: a whole model with Flash-Next's sizes per layer, "
+            "4 layers, 8 experts, 834 MiB.",
         ),
     ],
     out: Annotated[
