@@ -16,7 +16,7 @@ TIED = "blk.3.indexer.q_proj.weight"
 """Zeros in place of this make every block score exactly 0, on every machine: the tie rule alone decides."""
 
 
-def model_path(name: str, cache_dir: Path | None = None, tell: Callable[[str], None] = lambda _: None) -> Path:
+def model_path(name: str, cache_dir: Path | None = None, report: Callable[[str], None] = lambda _: None) -> Path:
     """The file of a case's model.
 
     Raises: CannotRun for a fixture where there is no source tree; InputError when a made model cannot be kept.
@@ -25,7 +25,7 @@ def model_path(name: str, cache_dir: Path | None = None, tell: Callable[[str], N
         return _tied_copy(_fixture("tiny"), cache_folder(cache_dir))
     if name.startswith("tiny"):
         return _fixture(name)
-    return ensure_model(name, cache_dir, tell)
+    return ensure_model(name, cache_dir, report)
 
 
 def model_digest(path: Path) -> str:

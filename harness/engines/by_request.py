@@ -11,7 +11,7 @@ from model_file.config import ModelConfig
 
 
 class Answered(Protocol):
-    """One answer: tokens, their margins (none where they are not told), logits [t, v] where they were asked for."""
+    """One answer: tokens, their margins (none where they are not given), logits [t, v] where they were asked for."""
 
     @property
     def tokens(self) -> list[int]: ...

@@ -30,7 +30,7 @@ ABILITIES = {
 
 @dataclass(frozen=True)
 class Run:
-    """A greedy continuation: the token of every step, and its margin (top-1 minus top-2 logit; NaN where not told)."""
+    """A greedy continuation: the token of every step, and its margin (top-1 minus top-2 logit; NaN where not given)."""
 
     tokens: tuple[int, ...]
     margins: tuple[float, ...]
@@ -58,7 +58,7 @@ class Completion:
 
     @property
     def margins(self) -> list[float]:
-        """The best logprob minus the second of every step, which is the margin of the logits; none where not told."""
+        """The best logprob minus the second of every step, which is the margin of the logits; none where not given."""
         ranked = [sorted(step.values(), reverse=True) for step in self.top]
         return [step[0] - step[1] if len(step) > 1 else float("nan") for step in ranked]
 

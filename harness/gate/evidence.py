@@ -58,14 +58,14 @@ class Sight:
     advised: tuple[Range, ...]
 
 
-def look(table: Table, door: CountingCalls) -> Sight | None:
+def look(table: Table, counted: CountingCalls) -> Sight | None:
     """What /proc shows now; None where there is no such folder."""
     files = {str(segment.path.resolve()): segment.path.stat() for segment in table.segments}
     try:
-        arrived, calls, advised = _read_calls(), Counter(door.calls), tuple(door.advised)
+        arrived, made, advised = _read_calls(), Counter(counted.calls), tuple(counted.advised)
         descriptors, rings = _descriptors(list(files.values()))
         mappings, places = mappings_in(Path("/proc/self/smaps").read_bytes(), files)
-        return Sight(mappings, descriptors, rings, arrived, _read_calls(), calls, places, advised)
+        return Sight(mappings, descriptors, rings, arrived, _read_calls(), made, places, advised)
     except OSError:
         return None
 

@@ -77,18 +77,18 @@ class RowJudge:
 
     def judge(self, verdict: ModeVerdict, source: ModeSource, table: Table) -> None:
         """All gathers of one mode. A mode that this machine cannot run is noted in its verdict."""
-        door = CountingCalls(self.settings.syscall)
+        calls = CountingCalls(self.settings.syscall)
         self.report(f"{source.name}: rows")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a fallback is said in the verdict
-                before = look(table, door)
-                with open_rows(table, source.mode, replace(self.settings, syscall=door, metering="full")) as reader:
-                    opened = look(table, door)
+                before = look(table, calls)
+                with open_rows(table, source.mode, replace(self.settings, syscall=calls, metering="full")) as reader:
+                    opened = look(table, calls)
                     spread = np.linspace(0, table.rows - 1, EVIDENCE_ROWS).astype(np.uint64)
-                    with watching_madvise(door.advised):
+                    with watching_madvise(calls.advised):
                         reader.gather(spread)
-                    after = look(table, door)
+                    after = look(table, calls)
                     self._judge_reader(verdict, source, reader, table)
                     verdict.effective, verdict.fallback_reason = reader.effective_mode, reader.fallback_reason
                     verdict.add_counters(reader.totals)
@@ -152,13 +152,13 @@ class RowJudge:
 
     def _judge_collisions(self, notes: Notes, reader: RowReader, expected: ExpectedRows) -> None:
         ids, right = expected.ids, expected.packed
-        for slots in (1, 2, 8):  # fewer than rows: most of them meet another one's slot
+        for slots in (1, 3, 7):  # fewer than rows: most of them meet another one's slot
             cache = RowCache(reader, slots * (right.shape[1] + 8))
             for turn, order in enumerate((range(len(ids)), range(len(ids) - 1, -1, -1))):
                 found = np.empty_like(right)
                 for place in order:
                     found[place] = cache.gather(ids[place : place + 1])[0]
-                words = f"through a row cache of {slots} slots, turn {turn + 1}: "
+                words = f"through a row cache of {cache.slots} slots, turn {turn + 1}: "
                 if notes.add("row cache", "packed", found, right, words):
                     return
 
