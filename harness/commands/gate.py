@@ -52,8 +52,8 @@ def gate(
 ) -> None:
     """Judge every way of reading the table: same rows, byte for byte, and same tokens, id for id?
 
-    Without a MODEL it makes small ones on first use, `pico` and `nano` (with --quick `pico` alone), keeps them, and
-    compares with recorded goldens. With a model and prompts of yours it compares each mode with the first one. Each
+    Without a MODEL it makes small ones on first use, `pico`, `femto` and `nano` (with --quick no `nano`), keeps them,
+    and compares with recorded goldens. With a model and prompts of yours it compares each mode with the first one. Each
     mode runs twice, and a mode that does not agree with itself is `unsteady`. Models are opened read-only.
 
     Examples:

@@ -155,3 +155,9 @@ def test_quick_form_is_the_start_of_the_case() -> None:
     assert short.prompts == whole.prompts[: len(short.prompts)]
     assert (len(short.prompts), short.generate) == (2, whole.short)
     assert cases()["tiny"].shortened() == cases()["tiny"]
+
+
+def test_beside_the_main_mode_a_case_is_run_short_or_not_at_all() -> None:
+    assert cases()["nano-texts"].form_beside() == cases()["nano-texts"].shortened()
+    assert cases()["pico-deep"].form_beside() is None
+    assert cases()["tiny"].form_beside() is cases()["tiny"]
