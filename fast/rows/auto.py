@@ -60,13 +60,15 @@ class AutoReader(RowReader):
         self._threads: Workers | None = Workers(min(MAX_THREADS, _processors()))
         self._served: npt.NDArray[np.bool_] | None = None  # pages the ring has read or copied before
         self._calm = 0
-        self._waits = (0, 0, 0)  # a thread, and what it had waited for when it was looked at last
+        self._blind: str | None = None
+        self._waits: tuple[int, ...] = (0, 0, 0)  # a thread, and what it had waited for when it was looked at last
         super().__init__(table, settings)
 
     @property
     def fallback_reason(self) -> str | None:
-        """Why something else takes the ring's place, or why there is no mapping."""
-        return "; ".join(filter(None, [self._reason, self._reads.fallback_reason if self._reads else None])) or None
+        """Why something else takes the ring's place, why there is no mapping, or what cannot be known of it."""
+        parts = [super().fallback_reason, self._blind, self._reads.fallback_reason if self._reads else None]
+        return "; ".join(filter(None, parts)) or None
 
     def _open(self) -> None:
         try:
@@ -96,7 +98,7 @@ class AutoReader(RowReader):
         else:
             self._by_reads(ids, out, counters)
         before, self._waits = self._waits, (get_ident(), *_waits())
-        self._calm = self._calm + 1 if self._waits == before else 0
+        self._calm = self._calm + 1 if self._waits == before and len(before) == 3 else 0
 
     def _read_large(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:
         started = perf_counter()
@@ -138,7 +140,11 @@ class AutoReader(RowReader):
         for owner, offset in zip(self.table.segment_of(sample).tolist(), offsets.tolist(), strict=True):
             part = self._mapping.parts[owner]
             page = part.address + (offset - part.start_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
-            if syscalls.mincore(page, 1, answer) < 0 or not answer[0] & 1:
+            code = syscalls.mincore(page, 1, answer)
+            if code < 0:
+                name = part.segment.path.name
+                self._blind = f"mincore of {name}: {syscalls.explain(code)}; every large batch is read, cached or not"
+            if code < 0 or not answer[0] & 1:
                 return False
         return True
 
@@ -193,18 +199,23 @@ class AutoReader(RowReader):
 
 
 def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    try:
+        return len(os.sched_getaffinity(0))
+    except (OSError, AttributeError):  # forbidden, or not Linux
+        return 1
 
 
-def _waits() -> tuple[int, int]:
-    """What this thread has waited for so far: blocks of the device, pages of a mapping."""
+def _waits() -> tuple[int, ...]:
+    """What this thread has waited for so far: blocks of the device, pages of a mapping; empty where nobody says."""
     usage = thread_usage()
-    return usage.ru_inblock, usage.ru_majflt
+    return (usage.ru_inblock, usage.ru_majflt) if usage else ()
 
 
 def _faults_of(take: Callable[[Ids, PackedRows], None], ids: Ids, out: PackedRows) -> tuple[int, int]:
-    """Take rows; this thread's minor and major faults meanwhile."""
+    """Take rows; this thread's minor and major faults meanwhile, 0 where nobody counts them."""
     before = thread_usage()
     take(ids, out)
     after = thread_usage()
+    if before is None or after is None:
+        return 0, 0
     return after.ru_minflt - before.ru_minflt, after.ru_majflt - before.ru_majflt

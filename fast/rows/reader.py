@@ -125,9 +125,7 @@ class RowReader(ABC):
     def fallback_reason(self) -> str | None:
         """Why something else runs in place of what was asked for, down the whole chain; None when nothing does."""
         delegate = self._delegate
-        if delegate is None:
-            return self._reason
-        parts = [self._reason, delegate.fallback_reason]
+        parts = [self._reason, self._meter.refused, delegate.fallback_reason if delegate else None]
         return "; ".join(part for part in parts if part) or None
 
     @property

@@ -205,7 +205,9 @@ def _not_verified(path: Path) -> OSError:
             "who may not write it, what is in memory; run as the file's owner, or on a copy of your own",
             str(path),
         )
-    return OSError(errno.ENOSYS, "residency cannot be verified: mincore does not work here", str(path))
+    return OSError(
+        errno.ENOSYS, "residency cannot be verified: mincore and cachestat are forbidden or missing here", str(path)
+    )
 
 
 def _byte_range(table: Table, segment: Segment) -> tuple[int, int]:

@@ -21,7 +21,7 @@ _AT_EMPTY_PATH = 0x1000
 class TableFiles:
     """One descriptor per segment. `align_bytes` is what offsets, lengths and memory must be multiples of (1: anything).
 
-    `refused` says which advice was not taken; reads give the same bytes without it.
+    `refused` says which advice was not taken, or which question not answered; reads give the same bytes without it.
 
     Raises: ModeUnavailable when `direct` is asked for and the file system refuses O_DIRECT; InputError for a short
     file.
@@ -48,7 +48,8 @@ class TableFiles:
                 self._descriptors.append(fd)
                 check_file_holds(table, segment, os.fstat(fd).st_size)
                 if direct:
-                    self.align_bytes = max(self.align_bytes, direct_alignment(segment.path, fd))
+                    align_bytes, self.refused = direct_alignment(segment.path, fd)
+                    self.align_bytes = max(self.align_bytes, align_bytes)
                 elif random and hasattr(os, "posix_fadvise"):
                     self._advise_random(segment.path, fd)
         except BaseException:
@@ -84,27 +85,27 @@ class TableFiles:
         self.close()
 
 
-def direct_alignment(path: Path, fd: int) -> int:
+def direct_alignment(path: Path, fd: int) -> tuple[int, str | None]:
     """The alignment O_DIRECT needs for this file: statx (Linux 6.1), else the device's logical block, else 4096.
 
-    Raises: ModeUnavailable when the kernel says that the file cannot be read with O_DIRECT.
+    With it, why statx did not say. Raises: ModeUnavailable when the kernel says that the file cannot be read so.
     """
+    refused = None
     if syscalls.LINUX and hasattr(syscalls.libc(), "statx"):
         answer = np.zeros(64, np.uint32)  # struct statx: 256 bytes, the two alignments are words 38 and 39
-        if (
-            not syscalls.libc().statx(
-                fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, ctypes.c_void_p(syscalls.address_of(answer))
-            )
-            and int(answer[0]) & _STATX_DIOALIGN
-        ):
+        place = ctypes.c_void_p(syscalls.address_of(answer))
+        if syscalls.libc().statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, place):
+            why = syscalls.explain(-ctypes.get_errno())
+            refused = f"statx of {path.name}: {why}; the alignment of its reads is its device's block, not its own"
+        elif int(answer[0]) & _STATX_DIOALIGN:
             if not answer[39]:
                 raise ModeUnavailable(f"{path}: the file system does not support O_DIRECT for this file")
-            return max(int(answer[38]), int(answer[39]), 512)
+            return max(int(answer[38]), int(answer[39]), 512), None
     device = os.fstat(fd).st_dev
     queue = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
-    for place in (queue / "queue", queue.resolve().parent / "queue"):  # a partition has its disk's queue
+    for folder in (queue / "queue", queue.resolve().parent / "queue"):  # a partition has its disk's queue
         try:
-            return max(512, int((place / "logical_block_size").read_text()))
+            return max(512, int((folder / "logical_block_size").read_text())), refused
         except (OSError, ValueError):
             continue
-    return syscalls.PAGE_BYTES
+    return syscalls.PAGE_BYTES, refused

@@ -89,6 +89,7 @@ class UringUncachedReader(UringReader):
         self._rings = ThreadRings(self.settings)
         self._rings.ring()
         self._files = TableFiles(self.table, direct=True)
+        self._reason = self._files.refused
         self._windows = WindowReader(self._files, self.settings)
 
     def _read(self, ids: Ids, out: PackedRows, counters: GatherCounters) -> None:

@@ -20,7 +20,7 @@ from model_file.gguf_file import open_gguf
 from tests.hostile.seccomp import refuse
 
 IDS = np.random.default_rng(5).integers(0, 400, 300)
-SETTINGS = RowSettings(inline_rows=8, workers=3, slice_reads=32, queue_depth=32)
+SETTINGS = RowSettings(inline_rows=8, workers=3, slice_reads=32, queue_depth=32, metering="full")
 
 
 def try_mode(table: Table, mode: str, expected: bytes) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_o_direct_refused_at_the_first_read_falls_back(
     table: Table, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel itself refuses: windows aligned to one byte, as for a device that lied about its blocks."""
-    monkeypatch.setattr(table_files, "direct_alignment", lambda *_: 1)
+    monkeypatch.setattr(table_files, "direct_alignment", lambda *_: (1, None))
     opened, notices = open_quietly(table, mode, RowSettings())
     with opened:
         assert opened.effective_mode == "direct"
