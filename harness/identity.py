@@ -54,12 +54,14 @@ class Identity:
 
 
 def _identity(path: Path) -> list[int]:
-    """Empty where there is no such file."""
+    """Empty where there is no such file. Raises: OSError with its name where it cannot be read."""
     try:
         status = path.stat()
         return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, _digest(path, status.st_size)]
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise OSError(error.errno, f"reading here and there in it: {error.strerror}", str(path)) from None
 
 
 def _digest(path: Path, size_bytes: int) -> int:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,20 @@ def expected_packed(table: Table, ids: npt.NDArray[np.uint64]) -> Packed:
             for index, row in enumerate(unique.tolist()):
                 if segment.first_row <= row < segment.first_row + segment.rows:
                     start = segment.offset_bytes + (row - segment.first_row) * table.row_bytes
-                    rows[index] = np.frombuffer(os.pread(descriptor, table.row_bytes, start), np.uint8)
+                    with naming(segment.path, start):
+                        rows[index] = np.frombuffer(os.pread(descriptor, table.row_bytes, start), np.uint8)
         finally:
             os.close(descriptor)
     return rows[inverse]
+
+
+@contextmanager
+def naming(path: Path, start: int) -> Iterator[None]:
+    """An error of the disk, with the file and the byte where it was being read."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"reading at byte {start}: {error.strerror}", str(path)) from None
 
 
 def copy_of_table(path: Path, own: Table) -> Table:

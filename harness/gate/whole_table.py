@@ -9,12 +9,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fast.rows import Table
+from harness.oracle import naming
 from model_file.errors import InputError
 
 BLOCK_BYTES = 8 << 20
@@ -107,7 +109,8 @@ def blocks(table: Table, block_rows: int) -> Iterator[npt.NDArray[np.uint8]]:
 def _read(descriptor: int, out: npt.NDArray[np.uint8], offset: int, path: str) -> None:
     done = 0
     while done < out.size:
-        count = os.preadv(descriptor, [out.data[done:]], offset + done)
+        with naming(Path(path), offset + done):
+            count = os.preadv(descriptor, [out.data[done:]], offset + done)
         if not count:
             raise InputError(
                 f"{path}: ends at byte {offset + done}, expected {out.size - done} more bytes of the table: it was "

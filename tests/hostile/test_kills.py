@@ -152,8 +152,10 @@ class Place:
 def kill_often(name: str, times: int, folder: Path, count: Count) -> None:
     victim, place = VICTIMS[name], Place(folder)
     moments = random.Random(name)
-    killed = 0
-    for _ in range(times):
+    killed = tried = 0
+    while killed < times:
+        tried += 1
+        assert tried <= 3 * times, f"{name} ends before it is killed: use a smaller limit_s"
         after_s = moments.uniform(0, victim.limit_s)
         if place.kill(victim.command, after_s, signal.SIGKILL):
             killed += 1
@@ -164,14 +166,13 @@ def kill_often(name: str, times: int, folder: Path, count: Count) -> None:
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     place.check(f"{name}, the run after the kills")
-    assert killed >= times // 3
     count(f"kills of {name}", killed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VICTIMS)
 def test_forty_kills_leave_nothing_behind(name: str, tmp_path: Path, count: Count) -> None:
-    kill_often(name, 48, tmp_path, count)
+    kill_often(name, 40, tmp_path, count)
 
 
 @pytest.mark.parametrize("name", ["synth", "trend"])

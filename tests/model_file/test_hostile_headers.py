@@ -7,10 +7,13 @@ import os
 import random
 import resource
 import struct
+import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 import gguf
 import pytest
@@ -36,11 +39,11 @@ def original() -> tuple[bytes, int]:
         return content[: min(info.offset_bytes for info in model.tensors.values())], len(content)
 
 
-def mutated(seed: int) -> tuple[bytes, int]:
-    """Header and file size after one to three damages, chosen by the seed."""
+def mutated(seed: int, parent: bytes | None = None) -> tuple[bytes, int]:
+    """Header and file size after one to three damages, chosen by the seed. parent: a damaged header to go on from."""
     draw = random.Random(seed)
     header, size = original()
-    content = bytearray(header)
+    content = bytearray(parent or header)
     for _ in range(draw.choice([1, 1, 1, 2, 3])):
         at = draw.randrange(len(content))
         other, length = draw.randrange(len(content)), draw.choice([1, 4, 8, 40])
@@ -108,8 +111,71 @@ def test_damaged_headers_are_refused_or_read_right(tmp_path: Path) -> None:
 
 @pytest.mark.hostile
 @pytest.mark.slow
-def test_ten_thousand_damaged_headers_are_refused_or_read_right(tmp_path: Path) -> None:
-    print(dict(run(range(10_000), tmp_path / "damaged.gguf")))
+def test_ten_thousand_damaged_headers_are_refused_or_read_right(
+    tmp_path: Path, record_property: Callable[..., None]
+) -> None:
+    for end, number in run(range(10_000), tmp_path / "damaged.gguf").items():
+        record_property("hostile", (f"damaged headers {end}", number))
+
+
+def lines_of(path: Path) -> set[tuple[str, int, int]]:
+    """The steps from line to line in `model_file` that opening this file takes; it must be refused or read right."""
+    steps: set[tuple[str, int, int]] = set()
+
+    def enter(frame: FrameType, *_: object) -> Callable[..., object] | None:
+        name = frame.f_code.co_filename
+        if "/model_file/" not in name:
+            return None
+        last = [frame.f_lineno]
+
+        def step(frame: FrameType, event: str, _: object) -> Callable[..., object]:
+            if event == "line":
+                steps.add((name, last[0], frame.f_lineno))
+                last[0] = frame.f_lineno
+            return step
+
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        outcome(path)
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def explore(rounds: int, path: Path) -> tuple[int, int, int]:
+    """Damage upon damage, going on from whatever took a new step: the headers kept, steps at first and at last."""
+    draw, kept = random.Random(1), [original()[0]]
+    path.write_bytes((FIXTURES / "tiny.gguf").read_bytes())
+    seen = lines_of(path)
+    first = len(seen)
+    for number in range(rounds):
+        header, size = mutated(draw.getrandbits(32), draw.choice(kept[-64:]))
+        path.write_bytes(header)
+        os.truncate(path, max(1, size))
+        started = time.process_time()
+        if not (found := lines_of(path)) <= seen:
+            seen |= found
+            kept.append(header)
+        assert time.process_time() - started < 10 * SECONDS, f"round {number}"  # tracing costs, too
+    return len(kept), first, len(seen)
+
+
+def test_headers_that_reach_new_lines_are_refused_or_read_right(tmp_path: Path) -> None:
+    """Guided by coverage: damages that no single one of the drawn ones would reach."""
+    kept, first, last = explore(300, tmp_path / "damaged.gguf")
+    assert kept > 10 and last > first + 20, (kept, first, last)
+
+
+@pytest.mark.hostile
+@pytest.mark.slow
+def test_three_thousand_headers_guided_by_coverage(tmp_path: Path, record_property: Callable[..., None]) -> None:
+    kept, first, last = explore(3000, tmp_path / "damaged.gguf")
+    record_property("hostile", ("damaged headers guided by coverage", 3000))
+    record_property("hostile", ("steps from line to line that they reached, beyond a sound header's", last - first))
+    assert kept > 30
 
 
 def test_a_wrong_answer_would_be_seen(tiny: Path, tmp_path: Path) -> None:
