@@ -13,12 +13,14 @@ NAMED = re.compile(r"`(?:((?:\w+/)*test_\w+\.py))?(?:::)?(test_\w+)?`")
 
 def test_every_test_in_the_list_is_there_and_marked() -> None:
     """A test without a file stands in the file of its section's head, or of the line's first test."""
-    found, file = 0, ""
+    found, head, last = 0, "", ""
     for line in (TESTS / "README.md").read_text().splitlines():
-        for path, name in NAMED.findall(line) if line.startswith(("|", "### ")) else ():
-            file = path or file
-            if not file:
-                continue
+        named = NAMED.findall(line) if line.startswith(("|", "### ")) else ()
+        if line.startswith("#"):
+            head = last = named[0][0] if named else ""
+        file = head or last
+        for path, name in named:
+            file = last = path or file
             found += 1
             source = (TESTS / file).read_text()
             assert not name or f"def {name}(" in source, line

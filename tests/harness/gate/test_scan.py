@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
+from harness.gate import unpacking
 from harness.gate.scan import never_written, scan_table
 from harness.oracle import TABLE_TYPES
 from harness.synth.bits import BitStream
@@ -80,6 +81,50 @@ def test_scan_finds_rows_that_are_not_finite(kind: Type, word: str, tmp_path: Pa
     assert (found["not_finite"], found["first_not_finite"], found["sound"]) == (2, 123, False)
     place = table_of(path).place(123)[1]
     assert f"scan: 2 of 500 rows hold NaN or infinity, the first is row 123 (at byte {place} of" in text
+
+
+MOVED = pytest.mark.parametrize("kind", [Type.F32, Type.BF16], ids=lambda kind: kind.name)
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.F16, Type.BF16, Type.IQ4_NL], ids=lambda kind: kind.name)
+def test_another_nan_is_a_difference(kind: Type, tmp_path: Path) -> None:
+    """A quiet one where the file has a signalling one, and one with another payload."""
+    words = {Type.F32: ("a07f", "e07f", "a17f"), Type.BF16: ("a07f", "e07f", "a17f")}.get(
+        kind, ("107d", "107f", "117d")
+    )
+    packed, paths = packed_rows(kind), []
+    at = 2 if kind == Type.F32 else 0  # the upper half of the first value
+    for number, word in enumerate(words):
+        packed[0, at : at + 2] = np.frombuffer(bytes.fromhex(word), np.uint8)
+        paths.append(model_of(tmp_path / f"{number}.gguf", kind, packed))
+    done = run("rows", paths[0], "--mode", "mmap", "--mode", "direct", "--no-cold", "--rows", "50")
+    assert done.exit_code == 0, done.output
+    for other in paths[1:]:
+        done = run("rows", other, "--against", paths[0], "--mode", "mmap", "--no-cold", "--rows", "50")
+        assert done.exit_code == 1, done.output
+        assert "row 0 (at byte" in " ".join(done.output.split())
+
+
+@MOVED
+def test_a_nan_made_quiet_by_unpacking_is_found(kind: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of types that are moved and not computed with."""
+    packed = packed_rows(kind)
+    at = 2 if kind == Type.F32 else 0
+    packed[:, at : at + 2] = [0xA0, 0x7F]
+    path = model_of(tmp_path / "a.gguf", kind, packed)
+    command = ("rows", path, "--mode", "mmap", "--no-cold", "--rows", "50")
+    assert run(*command).exit_code == 0
+    real = unpacking.dequantize_on_device
+
+    def quiet(rows: Any, type: Type) -> np.ndarray:
+        found = np.array(real(rows, type=type))
+        found.view(np.uint32)[np.isnan(found)] |= 1 << 22
+        return found
+
+    monkeypatch.setattr(unpacking, "dequantize_on_device", quiet)
+    done = run(*command)
+    assert done.exit_code == 1, done.output
+    assert "first difference in f32 rows" in " ".join(done.output.split())
 
 
 def test_scan_counts_rows_of_zeros_and_goes_on(tmp_path: Path) -> None:
