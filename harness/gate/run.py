@@ -24,8 +24,8 @@ from fast.rows import ModeCannotRun, RowReader, RowSettings, Table, locate_table
 from harness.answers.record import Golden
 from harness.cases.case import LOGITS, PLE, TOKENS, Case, ModeSource
 from harness.cases.prompts import check_context, check_ids
+from harness.engines.protocol import RECORD, Engine
 from harness.engines.protocol import ROWS as READS_ROWS
-from harness.engines.protocol import Engine
 from harness.engines.settings import engine_settings
 from harness.engines.table import load_engine
 from harness.gate.batches import random_rows
@@ -296,6 +296,10 @@ class _Model:
         if self.model.size_bytes > PLACE_BYTES:
             size = f"{self.model.size_bytes / 2**30:.1f} GiB, more than the {PLACE_BYTES / 2**30:.0f} GiB"
             return without_place(finding, f"the model has {size} that the reference is loaded for")
+        assert self._engine is not None
+        mine = self._engine.result()
+        if RECORD not in mine.abilities:
+            return without_place(finding, f"the engine {mine.name} gives no named intermediates")
         run = next(run for run in self.runs if run.case.id == finding.case)
         number = next(n for n, prompt in enumerate(run.case.prompts) if prompt.name == finding.prompt)
         ids = [*run.case.prompts[number].ids, *_answer(run, number)[:-1]]
@@ -305,8 +309,7 @@ class _Model:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 with open_rows(table, source.mode, replace(self.options.settings, metering="full")) as reader:
-                    assert self._engine is not None
-                    mine, self._right = self._engine.result(), self._right or self._made("reference")
+                    self._right = self._right or self._made("reference")
                     mine.reader = reader
                     return with_place(finding, mine, self._right, ids, run.case.bound)
         except InputError as error:

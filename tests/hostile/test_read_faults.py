@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fast.rows import RowReader, RowSettings, Table, open_rows, syscalls
+from fast.rows import MODES, RowReader, RowSettings, Table, open_rows, syscalls
 from model_file.errors import InputError
 from tests.fast.rows.tables import make_table, pread_rows
 from tests.hostile.conftest import Count
@@ -21,15 +21,11 @@ pytestmark = [pytest.mark.hostile, pytest.mark.filterwarnings("ignore::fast.rows
 IDS = np.random.default_rng(11).integers(0, 3000, 400)
 NO_AIO = ("io_setup",)
 # Each way of reading: a mode, and what is refused so that it is taken.
-WAYS = {
-    "resident": ("resident", ()),
-    "direct": ("direct", ()),
+READING = [name for name, of in MODES.items() if of.own_memory or not of.kernel_view or of.kernel_view.way != "faults"]
+WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
+    **{name: (name, ()) for name in READING},
     "direct by pread": ("direct", NO_AIO),
-    "direct-uncached": ("direct-uncached", ()),
     "direct-uncached by pread": ("direct-uncached", NO_AIO),
-    "uring": ("uring", ()),
-    "uring-uncached": ("uring-uncached", ()),
-    "auto": ("auto", ()),
 }
 BLOCK = 512  # what O_DIRECT reads are cut to multiples of: others do not come from a kernel
 

@@ -87,6 +87,10 @@ def ends() -> dict[str, dict[str, Any]]:
     return run_modes(list(AFFECTED))
 
 
+LISTED = {mode for stopped, told, _ in AFFECTED.values() if told != tuple(MODES) for mode in (*stopped, *told)}
+"""Modes that the table knows; of another one it is asked that it runs right, or names what stopped it."""
+
+
 @pytest.mark.parametrize("rule", AFFECTED)
 def test_a_refused_call_is_named_by_the_modes_that_need_it(
     rule: str, ends: dict[str, dict[str, Any]], without_filter: dict[str, Any]
@@ -98,6 +102,9 @@ def test_a_refused_call_is_named_by_the_modes_that_need_it(
             pytest.skip(f"{mode} is not itself on this machine: {before['reason']}")
         assert end["end"] in ("ran", "not run"), (mode, end)  # never another exception
         assert end.get("right", True), mode
+        if mode not in LISTED:
+            assert end["end"] == "ran" or rule.split(":")[0].rstrip("264") in end["reason"], (mode, end)
+            continue
         itself = end["end"] == "ran" and end["effective"] == mode
         assert itself == (mode not in stopped), (mode, end)
         if mode not in (*stopped, *told):

@@ -4,6 +4,7 @@ batch.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -214,19 +215,10 @@ def test_preload_and_trim_change_no_byte(reader: RowReader) -> None:
     assert reader.gather(ids).tobytes() == wanted
 
 
-def test_modes_are_the_ones_of_the_page_in_its_order() -> None:
-    assert list(MODES) == [
-        "resident",
-        "mmap",
-        "mmap-sequential",
-        "mmap-random",
-        "prefetch",
-        "direct",
-        "direct-uncached",
-        "uring",
-        "uring-uncached",
-        "auto",
-    ]
+def test_modes_are_those_of_the_readme_in_its_order() -> None:
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    table = readme.partition("## The access modes")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == list(MODES)
     assert all(MODES[name].name == name for name in MODES)
 
 

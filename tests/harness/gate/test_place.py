@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.answers.store import read_golden
 from harness.cases.case import ModeSource
+from harness.cases.models import model_path
+from harness.cases.registry import case_by_id
 from harness.gate import place
 from harness.gate import run as gate
 from harness.gate.checks import Finding
@@ -103,3 +107,38 @@ def test_every_shard_counts_as_the_model(monkeypatch: pytest.MonkeyPatch) -> Non
     with open_gguf(shards[0]) as model:
         found = gate._Model._with_place(SimpleNamespace(model=model), FINDING, ModeSource("mmap"))  # type: ignore[arg-type]
     assert "was not looked for: the model has" in found.message
+
+
+class _WithoutRecord:
+    """The reference, which answers with another token, and gives no intermediates."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.name, self.abilities = "wrong", inner.abilities - {"record"}
+
+    def new_sequence(self) -> Any:
+        sequence = self._inner.new_sequence()
+        right = sequence.generate
+        sequence.generate = lambda count: iter([((token + 1) % 300, margin) for token, margin in right(count)])
+        return sequence
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name == "reader":
+            self._inner.reader = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_a_wrong_engine_without_intermediates_is_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with "cannot run" and lost its findings before."""
+    real, case, golden = gate.load_engine, case_by_id("tiny-quant"), read_golden("tiny-quant")
+    assert golden is not None
+    monkeypatch.setattr(gate, "load_engine", lambda _, *rest: _WithoutRecord(real("reference", *rest)))
+    case = replace(case, prompts=case.prompts[:1], generate=2, repeats=1)
+    options = gate.GateOptions("wrong", goldens={case.id: replace(golden, prompts=golden.prompts[:1])})
+    result = gate.run_gate(model_path(case.id), [case], [ModeSource("mmap")], options)
+    assert result.exit_code == 1
+    message = next(finding.message for finding in result.modes[0].ordered if finding.check == "tokens")
+    assert "generated token 0" in message and "the engine wrong gives no named intermediates" in message
