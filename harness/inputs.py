@@ -15,6 +15,8 @@ LARGEST = 2**63 - 1
 _WHOLE = re.compile(r"-?[0-9]{1,40}")
 _DECIMAL = re.compile(r"-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?) ?([kmgt]?)(i?b)?", re.IGNORECASE)
+_DURATION = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(s|min|m|h)", re.ASCII)
+_UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600}
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -38,6 +40,14 @@ def byte_count(text: str, place: str = "", most: int = LARGEST) -> int:
     if match is None or not 1 <= (size_bytes := int(float(match[1]) * _UNITS[match[2].lower()])) <= most:
         raise _refused(text, place, "a number of bytes, 1 or more, or a size such as 512MiB or 4GiB")
     return size_bytes
+
+
+def duration_s(text: str, option: str) -> float:
+    """A time such as 90s, 10min or 2h, in seconds. Raises: InputError."""
+    match = _DURATION.fullmatch(text)
+    if match is None or not 1 <= (seconds := float(match[1]) * _UNITS_S[match[2]]) <= 30 * 24 * 3600:
+        raise InputError(f"{option} {text}: expected a time from 1s to 720h, such as 90s, 10min or 2h")
+    return seconds
 
 
 def _refused(text: str, place: str, expected: str) -> InputError:

@@ -1,15 +1,18 @@
 """A server in place of llama-server, over our own engine: both protocols, slots, and faults on demand.
 
-`python tests/stand_in.py -m MODEL --port N [--fault NAME=VALUE,...]`. Answers are kept in PLEGATE_STAND_IN_CACHE, so
+`stand_in.py -m MODEL --port N [--lazy-fault NAME=VALUE,...]`. Answers are kept in PLEGATE_STAND_IN_CACHE, so
 that only the first one of a model and prompt loads an engine. Faults: id=K another id at step K; noise=X on logprobs;
 prompt_n=N more than were sent; slow=S seconds an answer; hang=N and die=N at request N; leak a child; slot: ids that
-depend on the slot; vocab an id outside; short one token fewer; stale after a cached prefix; text: ids are not told.
+depend on the slot; vocab an id outside; short one token fewer; stale after a cached prefix; text: ids are not told;
+flaky=N another id from request N on; restart: another id from the second start on; forgets what it was to remember;
+made-up: ids of a hash, without an engine. A second one beside it does not start.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import hashlib
 import json
 import mmap
@@ -34,13 +37,17 @@ Step = tuple[int, list[tuple[int, float]]]
 class Engine:
     """Greedy steps with the best logprobs of each, from the kept answers or our engine."""
 
-    def __init__(self, model: Path, context: int) -> None:
+    def __init__(self, model: Path, context: int, made_up: bool) -> None:
         self.model, self.context, self.inner = model, context, None
-        self.digest = hashlib.sha256(model.read_bytes()).hexdigest()
+        self.made_up = made_up
+        self.digest = "" if made_up else hashlib.sha256(model.read_bytes()).hexdigest()
         self.folder = Path(os.environ["PLEGATE_STAND_IN_CACHE"])
 
     def steps(self, ids: list[int], count: int) -> list[Step]:
         found: list[Step] = []
+        if self.made_up:
+            draw = random.Random(str(ids))
+            return [(draw.randrange(3, 60), [(3, -0.1), (4, -2.0)]) for _ in range(count)]
         while len(found) < count:
             so_far = [*ids, *(token for token, _ in found)]
             if (kept := self._place(so_far)).exists():
@@ -83,11 +90,14 @@ class Server:
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given, self.lock, self.requests = given, threading.Lock(), 0
-        self.faults = dict(part.partition("=")[::2] for part in given.fault.split(",") if part)
+        self.faults = dict(part.partition("=")[::2] for part in given.lazy_fault.split(",") if part)
         self.slots: list[list[int]] = [[] for _ in range(given.parallel)]
-        self.engine = Engine(given.model, given.ctx_size)
+        self.engine = Engine(given.model, given.ctx_size, "made-up" in self.faults)
         self.vocab = 0
         self.held = self._open_table()
+        mark = self.engine.folder / f"started {given.lazy_fault}"
+        self.started_before = "restart" in self.faults and mark.exists()
+        mark.touch()
         if "leak" in self.faults:
             child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
             print(f"leaked {child.pid}", flush=True)
@@ -95,11 +105,13 @@ class Server:
     def _open_table(self) -> Any:
         """What the kernel sees: the whole file mapped and touched, or the table alone without read-ahead."""
         from fast.rows import locate_table
+        from harness.oracle import HashOracle
         from model_file.config import config_from
         from model_file.gguf_file import open_gguf
 
         with open_gguf(self.given.model) as file:
-            self.vocab, table = config_from(file).vocab, locate_table(file)
+            self.vocab, table, self.oracle = config_from(file).vocab, locate_table(file), HashOracle(file)
+        self.table = table
         segment = table.segments[0]
         fd = os.open(segment.path, os.O_RDONLY)
         if self.given.lazy_mode == "on-direct":
@@ -110,13 +122,26 @@ class Server:
         view = mmap.mmap(fd, size, prot=mmap.PROT_READ, offset=start)
         if not whole:
             view.madvise(mmap.MADV_RANDOM)
-        return [view[at] for at in range(0, len(view), mmap.PAGESIZE if whole else 8 * mmap.PAGESIZE)], view
+        if whole:
+            view.madvise(mmap.MADV_WILLNEED)
+            sum(view[:: mmap.PAGESIZE])
+        return view, start
+
+    def read_rows(self, ids: list[int]) -> None:
+        """Touch the rows of these tokens through the mapping, as an engine would."""
+        view, start = self.held
+        for row in self.oracle.rows([token for token in ids if token < self.vocab]).reshape(-1).tolist():
+            offset = self.table.place(row)[1]
+            if isinstance(view, mmap.mmap):
+                view[offset - start : offset - start + self.table.row_bytes]
 
     def choose(self, step: int, top: list[tuple[int, float]], slot: int, cached: int, seed: str) -> Step:
         if noise := float(self.faults.get("noise", 0)):
             draw = random.Random(f"{seed} {step}")
             top = sorted(((i, p + draw.uniform(-noise, noise)) for i, p in top), key=lambda pair: -pair[1])
         wrong = step == int(self.faults.get("id", -1))
+        wrong |= step == 2 and self.requests >= int(self.faults.get("flaky", 1 << 30))
+        wrong |= step == 2 and self.started_before
         wrong |= "slot" in self.faults and slot > 0 and step == 2
         wrong |= "stale" in self.faults and cached > 0 and step == 3
         chosen = top[1][0] if wrong else top[0][0]
@@ -132,6 +157,7 @@ class Server:
             shared = [_common(held, ids) for held in self.slots]
             slot = wanted if wanted >= 0 else shared.index(max(shared)) if remember else 0
             cached = max(0, min(shared[slot], len(ids) - 1) - BEHIND) if remember else 0
+            cached = 0 if "forgets" in self.faults else cached
             steps: list[Step] = []
             while len(steps) < count:
                 so_far = [*ids, *(token for token, _ in steps)]
@@ -142,6 +168,7 @@ class Server:
                 if steps[-1][0] >= self.vocab:  # nothing follows an id that is none
                     steps += [steps[-1]] * (count - len(steps))
             steps = steps[: -1 if "short" in self.faults else None]
+            self.read_rows([*ids, *(token for token, _ in steps)])
             self.slots[slot] = [*ids, *(token for token, _ in steps)]
             sent = len(ids) - cached + int(self.faults.get("prompt_n", 0))
             return {"steps": steps, "cached": cached, "prompt_n": sent, "slot": slot}
@@ -227,9 +254,14 @@ def main() -> None:
     parser.add_argument("-ctk", "--cache-type-k", choices=("f16", "f32"), default="f16")
     parser.add_argument("--slot-save-path", type=Path)
     parser.add_argument("--slow-start", type=float, default=0)
-    parser.add_argument("--fault", default="")
+    parser.add_argument("--lazy-fault", default="")
     given = parser.parse_args()
     ctypes.CDLL(None)  # loaded before anything is planted
+    alone = (Path(os.environ["PLEGATE_STAND_IN_CACHE"]) / "alone").open("w")
+    try:
+        fcntl.flock(alone, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        sys.exit("stand-in: another one is running")
     print("stand-in: loading", flush=True)
     time.sleep(given.slow_start)
     Handler.server_of = Server(given)

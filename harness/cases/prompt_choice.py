@@ -18,14 +18,11 @@ def choose_prompts(
 
     Raises: InputError for an unreadable file, an empty prompt, or text for a model without a vocabulary.
     """
-    named = [(f"--prompt {number}", text) for number, text in enumerate(texts, 1)]
-    named += [(str(path), _read_text(path)) for path in text_files]
-    if not named and not token_files:
-        named = [(prompt.id, prompt.text) for prompt in BUILTIN_PROMPTS]
+    named = texts_of(texts, text_files, token_files)
     prompts = []
     if named:
         with open_gguf(model) as opened:
-            for name, text in named:
+            for name, text in named.items():
                 if not text:
                     raise InputError(f"{name}: the prompt is empty, expected at least one character")
                 prompts.append(TokenPrompt(name, tuple(encode(opened, text, name))))
@@ -36,6 +33,13 @@ def choose_prompts(
             for number, ids in enumerate(lists)
         ]
     return prompts
+
+
+def texts_of(texts: Sequence[str], text_files: Sequence[Path], token_files: Sequence[Path]) -> dict[str, str]:
+    """The texts among the prompts of a command line, by their names; none given at all: the built-in ones."""
+    named = {f"--prompt {number}": text for number, text in enumerate(texts, 1)}
+    named |= {str(path): _read_text(path) for path in text_files}
+    return named or ({} if token_files else {prompt.id: prompt.text for prompt in BUILTIN_PROMPTS})
 
 
 def _read_text(path: Path) -> str:

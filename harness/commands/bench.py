@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.commands.options import DEFAULT_RESULTS, CacheDir, DefaultModel, JsonFile
+from harness.commands.options import DEFAULT_RESULTS, ArmsFile, CacheDir, Common, DefaultModel, JsonFile
 
 if TYPE_CHECKING:
+    from harness.engines.arms import Arm
     from harness.measure.plan import Matrix
     from harness.measure.store import Results, RunPlan
 
 SAME_MACHINE = ("cpu", "cores", "kernel", "file_system", "disk", "python", "versions", "code")
 """What must be as it was for a run to be taken up again."""
 DEFAULT_BUDGET_S = 600.0
-_UNITS_S = {"s": 1, "min": 60, "m": 60, "h": 3600}
 
 
 def bench(
@@ -34,13 +34,15 @@ def bench(
             "`setting=value` (queue_depth, cache, ...); or a server: NAME='PROGRAM ARGUMENT...', NAME=http://...",
         ),
     ] = None,
+    arms_file: ArmsFile = None,
+    common: Common = "",
     baseline: Annotated[str | None, typer.Option(metavar="NAME", help="The arm that all are compared with.")] = None,
     preset: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="What is measured where nothing is said: `modes`, or `speed`, which is our "
-            "engine beside llama.cpp's, warm.",
+            help="What is measured where nothing is said: `modes`; `speed`, our engine beside "
+            "llama.cpp's, warm; `v0.7.2`, `twice` and `long`, of llama-server with its table lazy and not.",
         ),
     ] = "modes",
     state: Annotated[
@@ -144,7 +146,8 @@ def bench(
 
     store = Store(out)
     check_outputs({"--json": json_file}, [model, tokens, *store.kept], made=out)
-    matrix = _matrix(preset, arm, baseline if arm or not resume else None, state, depth, workload, blocks, twin)
+    named = arms_named(preset, arm, arms_file, common, baseline if arm or not resume else None)
+    matrix = _matrix(preset, named, state, depth, workload, blocks, twin)
     limits = _limits(repeats, resolve, budget)
     asked: dict[str, Any] = {"memory_limit_bytes": memory_limit and byte_count(memory_limit, "--memory-limit")}
     asked |= {"drop_caches": drop_caches, "least_unique": least_unique, "tokens": _prompt(tokens), **limits}
@@ -175,6 +178,7 @@ def bench(
 
 def _limits(repeats: int | None, resolve: str | None, budget: str | None) -> dict[str, Any]:
     """How long the run goes on, as the plan's fields. Raises: InputError."""
+    from harness.inputs import duration_s
     from harness.measure.plan import MOST_REPEATS, REPEATS
     from model_file.errors import InputError
 
@@ -185,10 +189,7 @@ def _limits(repeats: int | None, resolve: str | None, budget: str | None) -> dic
         if not 0.001 <= share <= 1:
             raise InputError(f"--resolve {resolve}: expected a share from 0.1% to 100%, such as 5%")
     if budget is not None or resolve is not None:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|m|h)", budget or "10min", re.ASCII)
-        seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
-        if not 1 <= seconds <= 30 * 24 * 3600:
-            raise InputError(f"--budget {budget}: expected a time from 1s to 720h, such as 90s, 10min or 2h")
+        seconds = duration_s(budget or "10min", "--budget")
     open_end = MOST_REPEATS if seconds is not None else REPEATS
     return {"resolve": share, "budget_s": seconds, "repeats": open_end if repeats is None else repeats}
 
@@ -199,10 +200,24 @@ def _prompt(tokens: Path | None) -> list[int] | None:
     return None if tokens is None else read_one_prompt(tokens)
 
 
+def arms_named(
+    preset: str, arms: list[str] | None, file: Path | None, common: str, baseline: str | None
+) -> tuple[Arm, ...]:
+    """The arms of the command line and the file, else the preset's, with commits resolved. Raises: InputError."""
+    from harness.engines.arms import parse_arms
+    from harness.measure.commits import resolve
+    from harness.measure.plan import PRESETS
+    from model_file.errors import InputError
+
+    if preset not in PRESETS:
+        raise InputError(f"--preset {preset}: expected one of {', '.join(PRESETS)}")
+    texts = arms or ([] if file else PRESETS[preset]["arms"])
+    return tuple(resolve(arm) for arm in parse_arms(texts, baseline, file, common))
+
+
 def _matrix(
     preset: str,
-    arms: list[str] | None,
-    baseline: str | None,
+    arms: tuple[Arm, ...],
     states: list[str] | None,
     depths: list[int] | None,
     workloads: list[str] | None,
@@ -210,14 +225,10 @@ def _matrix(
     twin: bool,
 ) -> Matrix:
     """The matrix that the options describe. Raises: InputError."""
-    from harness.engines.arms import parse_arms
     from harness.measure.cells import STATES, parse_workload
-    from harness.measure.commits import resolve
     from harness.measure.plan import PRESETS, Matrix, blocks_for
     from model_file.errors import InputError
 
-    if preset not in PRESETS:
-        raise InputError(f"--preset {preset}: expected one of {', '.join(PRESETS)}")
     wrong = next((state for state in states or () if state not in STATES), None)
     if wrong is not None:
         raise InputError(f"--state {wrong}: expected cold or warm")
@@ -225,7 +236,7 @@ def _matrix(
     works = tuple(parse_workload(text) for text in workloads) if workloads else base["workloads"]
     chosen_states, chosen_depths = tuple(states or base["states"]), tuple(depths or base["depths"])
     return Matrix(
-        arms=tuple(resolve(arm) for arm in parse_arms(arms or base["arms"], baseline)),
+        arms=arms,
         states=chosen_states,
         depths=chosen_depths,
         workloads=works,

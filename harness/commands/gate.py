@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import CacheDir, DefaultModel, JsonFile, Modes, TextFiles, Texts, TokenFiles
+from harness.commands.options import (
+    ArmChoice,
+    Arms,
+    ArmsFile,
+    CacheDir,
+    Common,
+    DefaultModel,
+    JsonFile,
+    Modes,
+    TextFiles,
+    Texts,
+    TokenFiles,
+)  # fmt: skip
 from harness.engines.table import EngineName
 
 
@@ -48,6 +60,35 @@ def gate(
     junit_file: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML for continuous integration.")
     ] = None,
+    arm: Arms = None,
+    arms_file: ArmsFile = None,
+    common: Common = "",
+    golden: Annotated[
+        Path | None,
+        typer.Option("--golden", metavar="FILE", help="A golden of yours that arms are compared with."),
+    ] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state",
+            metavar="NAME",
+            help="With --arm: ask for what servers lose in state: together, prefix, rewind, erase, restore, again.",
+        ),
+    ] = None,
+    close_calls: Annotated[
+        bool, typer.Option("--close-calls", help="Let arms differ by close calls that must be equal otherwise.")
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart/--no-restart", help="Start each server again, for its control.")
+    ] = True,
+    top: Annotated[int, typer.Option(min=2, max=100, metavar="N", help="Best logprobs that arms are asked for.")] = 10,
+    start_limit: Annotated[
+        str, typer.Option(metavar="TIME", help="How long a server may take to start, such as 90s.")
+    ] = "30min",
+    answer_limit: Annotated[str, typer.Option(metavar="TIME", help="How long an answer may take.")] = "60min",
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="With --arm: write it for a pull request.")
+    ] = None,
     cache_dir: CacheDir = None,
 ) -> None:
     """Judge every way of reading the table: same rows, byte for byte, and same tokens, id for id?
@@ -55,6 +96,8 @@ def gate(
     Without a MODEL it makes small ones on first use, `pico`, `femto` and `nano` (with --quick no `nano`), keeps them,
     and compares with recorded goldens. With a model and prompts of yours it compares each mode with the first one. Each
     mode runs twice, and a mode that does not agree with itself is `unsteady`. Models are opened read-only.
+
+    With --arm it judges these arms and nothing else: servers, started one after the other, and modes of ours.
 
     Examples:
 
@@ -64,8 +107,10 @@ def gate(
 
         plegate gate model.gguf --mode mmap@copy.gguf --tokens ids.json
 
+        plegate gate model.gguf --arm off='llama-server --lazy-mode off' --arm pr='/pr/llama-server --lazy-mode on'
+
     Exit codes: 0 all modes equal, 1 a difference (the first one is named: prompt, token, head, row, byte, both values),
-    2 bad input, 3 a mode that was asked for could not run here, or a file changed meanwhile.
+    2 bad input, 3 a mode or arm could not run here, too many close calls to decide, or a file changed meanwhile.
     """
     from harness.cases.case import parse_modes
     from harness.commands.outputs import outputs
@@ -78,14 +123,21 @@ def gate(
     if list_modes or list_cases:
         print_modes() if list_modes else print_cases()
         return
+    given = (prompt or [], prompt_file or [], tokens or [])
+    if arm or arms_file:
+        from harness.commands.gate_arms import gate_arms
+
+        chosen = ArmChoice(arm or [], arms_file, common, golden, state or [], close_calls, restart, top)
+        limits = {"start_limit_s": start_limit, "answer_limit_s": answer_limit}
+        files = {"--json": json_file, "--html": html_file, "--junit": junit_file, "--markdown": markdown_file}
+        gate_arms(model, case or [], given, generate, quick, chosen, limits, files, cache_dir)
     sources = parse_modes(mode or [])
     inputs = [model, *(source.path for source in sources), *(prompt_file or []), *(tokens or [])]
     write = outputs({"--json": json_file, "--html": html_file, "--junit": junit_file}, inputs)
     with stages() as report:
-        prompts = (prompt or [], prompt_file or [], tokens or [])
         copies = any(source.path is not None for source in sources)
         options = GateOptions(engine.value, whole=whole)
-        jobs, options = choose(model, case or [], prompts, generate, quick, cache_dir, copies, options, report)
+        jobs, options = choose(model, case or [], given, generate, quick, cache_dir, copies, options, report)
         result = run_gates(jobs, sources, options, report)
     print_gate(result)
     write(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import CacheDir, JsonFile
+from harness.commands.options import Arms, CacheDir, Common, JsonFile
 from harness.engines.table import EngineName
 
 golden_app = typer.Typer(
@@ -60,22 +60,45 @@ def check(
 
 @golden_app.command()
 def record(
-    case: Annotated[str, typer.Argument(metavar="CASE", help="The case to answer.")],
+    case: Annotated[str | None, typer.Argument(metavar="[CASE]", help="The case to answer.")] = None,
     engine: Annotated[EngineName, typer.Option(help="What answers.")] = EngineName.reference,
     confirm: Annotated[
         bool, typer.Option(help="Run the other engine too, and measure how far their logits are apart.")
     ] = True,
     candidates: Candidates = _DEFAULT,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", metavar="MODEL", readable=False, help="A model of yours, in place of a case."),
+    ] = None,
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Option("--prompts", metavar="FILE", readable=False, help="With --model: ids, or a text (.txt)."),
+    ] = None,
+    generate: Annotated[int, typer.Option(min=1, metavar="N", help="With --model: greedy tokens of each.")] = 64,
+    arm: Arms = None,
+    common: Common = "",
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="With --model: where it goes.")] = None,
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="Why the answers of an --out that is there change.")
+    ] = "",
     cache_dir: CacheDir = None,
 ) -> None:
     """Run a case and write what it answers as a candidate; goldens/ is not touched.
 
-    Example:
+    With --model, a golden of your own: the first --arm answers, the others confirm it. `plegate gate --golden` uses it.
+
+    Examples:
 
         plegate golden record nano-texts
 
-    Exit codes: 0 written, 2 bad input, 3 an engine or a model is not here.
+        plegate golden record --model m.gguf --prompts ids.json --arm was='llama-server -lzm off' --out mine.json
+
+    Exit codes: 0 written, 1 the arms differ, 2 bad input, 3 an engine or a model is not here.
     """
+    if model is not None or case is None:
+        from harness.commands.gate_arms import record_arms
+
+        record_arms(case, model, prompts or [], generate, arm or [], common, out, reason, cache_dir)
     from harness.answers.produce import produce
     from harness.answers.record import dumps
     from harness.answers.store import candidate_path, check_not_golden

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -44,6 +45,28 @@ Modes = Annotated[
         "from FILE, a copy of the table. llama.cpp's names off, on, auto and on-direct work too.",
     ),
 ]
+Arms = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm",
+        metavar="MODE|NAME=...",
+        help="Who answers; several times. The first is the baseline. NAME='PROGRAM ARGUMENT...' (a path, or "
+        "`llama-server`), NAME=http://... of a running llama-server, NAME=openai:http://..., or a mode of ours with "
+        "settings.",
+    ),
+]
+ArmsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--arms",
+        metavar="FILE",
+        readable=False,
+        help="Arms as TOML: [[arm]] with name, and program, address or mode, arguments, environment.",
+    ),
+]
+Common = Annotated[
+    str, typer.Option("--common", metavar="ARGUMENTS", help="Arguments for the programs of all arms on this line.")
+]
 Texts = Annotated[
     list[str] | None, typer.Option("--prompt", metavar="TEXT", help="A prompt as text, several times for several.")
 ]
@@ -81,6 +104,20 @@ CacheDir = Annotated[
         help="Where made models and compiled code are kept. Default: plegate/ in the user's cache folder.",
     ),
 ]
+
+
+@dataclass(frozen=True)
+class ArmChoice:
+    """Which arms are judged, and how, as the command line says it."""
+
+    arms: Sequence[str]
+    file: Path | None
+    common: str
+    golden: Path | None
+    states: Sequence[str]
+    close_calls: bool
+    restart: bool
+    top: int
 
 
 def strict(command: Callable[..., Any]) -> Callable[..., Any]:

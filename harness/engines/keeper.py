@@ -31,6 +31,7 @@ def main(folder: str, command: list[str]) -> int:
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # plegate's own end is what counts
+    os.mkdir(folder, 0o700)  # noqa: PTH102  here, so that whoever is killed, this one removes it
     server = os.fork()
     if server == 0:
         _become(libc, command)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -82,7 +81,7 @@ class Server:
         self.facts = self.facts or inspect_program(arm)
         port = _free_port()
         self.address = f"http://127.0.0.1:{port}"
-        self.folder = Path(tempfile.mkdtemp(prefix="plegate-server-"))
+        self.folder = Path(tempfile.gettempdir()) / f"plegate-server-{os.getpid()}-{port}"  # made by the keeper
         self.command = command_of(arm, self.facts, self.room, port, self.folder)
         self._keeper = subprocess.Popen(
             [sys.executable, "-P", "-S", str(_KEEPER), str(self.folder), *self.command],
@@ -176,7 +175,6 @@ class Server:
                 self._keeper.kill()
                 self._keeper.wait()
                 self._keeper.stdout.close()
-                shutil.rmtree(self.folder, ignore_errors=True)
         if not self._log.closed:
             self._kept = self.log()
             self._log.close()
@@ -205,6 +203,23 @@ class Adapter(Protocol):
 
     def tokenize(self, text: str) -> list[int]:
         """The ids that it makes of a text, no special tokens added."""
+
+
+def checked(
+    done: Completion, name: str, ids: Sequence[int], count: int, vocab: int, remember: bool = False
+) -> Completion:
+    """The answer, if it is one to what was asked. Raises: CannotRun saying what is nonsense about it."""
+    written = len(done.tokens) if done.written is None or done.tokens else done.written
+    if written != count:
+        raise CannotRun(f"{name}: answered {written} tokens, expected the {count} that were asked for")
+    if (wrong := next((token for token in done.tokens if not 0 <= token < vocab), None)) is not None:
+        raise CannotRun(f"{name}: answered with id {wrong}, expected 0..{vocab - 1}, the model's vocabulary")
+    told = done.prompt_tokens + done.cached_tokens
+    if told != len(ids):
+        raise CannotRun(f"{name}: says that its prompt had {told} tokens, expected the {len(ids)} that were sent")
+    if done.cached_tokens and not remember and done.written is None:
+        raise CannotRun(f"{name}: took {done.cached_tokens} tokens from its cache, expected none: it was asked not to")
+    return done
 
 
 def connect(arm: Arm, room: Room, facts: ProgramFacts | None = None) -> Adapter:

@@ -48,7 +48,7 @@ def choose(
         raise InputError(
             "--case: found together with prompts or --generate, expected one or the other: a case has its own"
         )
-    options = replace(options, program_cache=cache_folder(cache_dir) / "programs", repeat=_repeat())
+    options = replace(options, program_cache=cache_folder(cache_dir) / "programs", repeat=repeated())
     chosen = [case_by_id(name) for name in named]
     names = list(dict.fromkeys(case.model for case in chosen))
     if len(names) > 1 and (model is not None or copies):
@@ -118,6 +118,6 @@ def _recorded_on(path: Path, quick: bool, report: Report) -> list[Case]:
     return found
 
 
-def _repeat() -> str:
+def repeated() -> str:
     """This command again, as it was given."""
     return shlex.join(["plegate", *sys.argv[1:]]) if sys.argv[1:2] == ["gate"] else "plegate gate"

@@ -18,6 +18,7 @@ LEAD_IN = 16  # tokens fed before a decode, so that it continues something at de
 # What the options of `plegate bench` leave open: of the command itself, `--preset speed`, and `nox -s bench`.
 _OWN_MODES: tuple[str, ...] = ("resident", "mmap", "mmap-sequential", "mmap-random", "prefetch")
 _OWN_MODES += ("direct", "direct-uncached", "uring", "uring-uncached", "auto")
+_SERVERS = ("off=llama-server --lazy-mode off", "on=llama-server --lazy-mode on")
 PRESETS: dict[str, dict[str, Any]] = {
     "modes": {
         "arms": ("prefetch", "mmap", "mmap-random", "uring", "auto", "resident"),
@@ -31,6 +32,20 @@ PRESETS: dict[str, dict[str, Any]] = {
         "depths": (0, 4096, 16384, 32768),
         "workloads": (Workload("prefill", 512), Workload("decode", 128)),
     },
+    # What people measure by hand: llama.cpp's own report; a prompt of 800, 1,024 tokens, the same again; a long prompt.
+    "v0.7.2": {
+        "arms": _SERVERS,
+        "states": (COLD,),
+        "depths": (0, 4096, 16384, 32768),
+        "workloads": (Workload("prefill", 512), Workload("prefill", 2048), Workload("decode", 128)),
+    },
+    "twice": {
+        "arms": _SERVERS,
+        "states": STATES,
+        "depths": (0,),
+        "workloads": (Workload("prefill", 800), Workload("decode", 1024)),
+    },
+    "long": {"arms": _SERVERS, "states": (COLD,), "depths": (0,), "workloads": (Workload("prefill", 65536),)},
     "trend-rows": {"arms": _OWN_MODES, "states": STATES, "depths": (0,), "workloads": (Workload("gather", 512),)},
     "trend-model": {
         "arms": ("prefetch", "mmap-random", "auto"),
@@ -74,10 +89,13 @@ class Matrix:
             raise InputError(
                 f"--arm {rows_only[0]}: the device reads rows and nothing else: expected --workload gather:N"
             )
-        outside = [arm.name for arm in self.arms if arm.mode in OUTSIDE]
-        if outside and (COLD in self.states or not all(work.needs_model for work in self.workloads)):
+        outside = [arm for arm in self.arms if arm.mode in OUTSIDE]
+        if outside and not all(work.needs_model for work in self.workloads):
+            raise InputError(f"--arm {outside[0].name}: an outside engine is measured with prefill:N and decode:N")
+        kept = [arm for arm in outside if not arm.words]
+        if kept and COLD in self.states:
             raise InputError(
-                f"--arm {outside[0]}: an outside engine is measured warm, with prefill:N and decode:N: expected "
+                f"--arm {kept[0].name}: only a server that is started here is measured cold: expected a program, or "
                 "--state warm (--preset speed sets it)"
             )
 

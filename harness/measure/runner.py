@@ -20,6 +20,7 @@ from harness.measure.statistics import resolved_groups
 from harness.measure.store import Results, RunPlan, Store
 from harness.measure.stream import Tokens
 
+QUICK_START_S = 60.0  # a server that takes longer is started once a visit, not for every cell
 MOST_FAILURES = 2  # a process that ended more often than this in one repeat is not started again in it
 MEMORY_SHARE = 0.6  # of what is available: arms that need more together are measured one after the other
 PROCESS_BYTES = 700 << 20  # that a process with a model needs beside its weights
@@ -59,6 +60,7 @@ class Runner:
         self._identity = Identity([self._model])
         self._results = Results(plan, {})
         self._session: dict[str, Any] = {}
+        self.starts_s: dict[str, float] = {}  # by arm, as last seen
 
     def run(self) -> Results:
         """Prepare, measure, predict. Ctrl-C leaves every finished cell; so does anything else."""
@@ -129,16 +131,17 @@ class Runner:
     def _repeat(self, cells: Sequence[Cell], started: float) -> None:
         """Measure cells of one repeat, each arm in one new process; one after the other where memory is short."""
         names = list(dict.fromkeys(cell.arm for cell in cells))
-        together = self._fit(names)
+        together = self._fit(names) and not self._visits(names)
         if not together:
             cells = sorted(cells, key=lambda cell: names.index(cell.arm))
         with ExitStack() as stack:
             crew = Crew(self, stack)
             if together:
-                crew.open(names)
+                crew.open([name for name in names if name not in self._servers()])
             for cell in cells:
-                if not together:
-                    crew.keep_only(cell.arm)
+                crew.close_all(
+                    [name for name in names if name != cell.arm and (not together or name in self._servers())]
+                )
                 self._show(cell)
                 begun = time.monotonic()
                 content = self._block(crew, cell)
@@ -147,6 +150,19 @@ class Runner:
                 self._session["cells"] += 1
                 self._session["took_s"] = time.monotonic() - started
                 self._store.write_timing(self._results.timing)
+
+    def _servers(self) -> list[str]:
+        """Arms whose programs are started here: never two of them at once."""
+        return [arm.name for arm in self._plan.matrix.all_arms if arm.words]
+
+    def _visits(self, names: Sequence[str]) -> bool:
+        """Whether a server is kept for all cells of its arm in a repeat: it takes long to start, or to fill to a depth.
+
+        Else each cell has one of its own. How long it takes is known from the second repeat on.
+        """
+        servers = [name for name in names if name in self._servers()]
+        slow = any(self.starts_s.get(name, float("inf")) > QUICK_START_S for name in servers)
+        return bool(servers) and (slow or max(self._plan.matrix.depths) > 0)
 
     def _block(self, crew: Crew, cell: Cell) -> dict[str, Any]:
         """One measurement of one arm; what goes wrong makes an invalid cell. Raises: Changed."""
@@ -247,6 +263,7 @@ class Crew:
                 own.close()
                 self._failures[name] = [str(error)] * (MOST_FAILURES + 1)
                 continue
+            self._runner.starts_s[name] = facts.get("opened_s", 0.0)
             facts["process"] = {"opened_s": facts.pop("opened_s", time.monotonic() - began)}
             limit = process.spec.get("limit")
             facts["limit"] = limit and {key: limit[key] for key in ("kind", "size_bytes", "problem")}
@@ -266,7 +283,8 @@ class Crew:
             self._open.pop(name)[2].close()
             self._failures.setdefault(name, []).append(reason)
 
-    def keep_only(self, name: str) -> None:
-        """End all processes but this arm's."""
-        for other in [other for other in self._open if other != name]:
-            self._open.pop(other)[2].close()
+    def close_all(self, names: Sequence[str]) -> None:
+        """End the processes of these arms."""
+        for name in names:
+            if name in self._open:
+                self._open.pop(name)[2].close()

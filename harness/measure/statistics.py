@@ -242,7 +242,7 @@ def _compare(
     if not found:
         return Comparison(group, arm, base, None, None, NO_CLAIM, f"no block has valid cells of both {arm} and {base}")
     ratio, noise = spread(found), noise_of(twin)
-    own = [a.name for a in results.plan.matrix.arms if a.mode in OWN_MEMORY and a.name in (arm, base)]
+    own = [name for name in (arm, base) if any(c["effective_mode"] in OWN_MEMORY for c in sides[name].cells)]
     if group.state == COLD and own:
         why = f"{own[0]} holds the table in its own memory: it is never cold"
         return Comparison(group, arm, base, ratio, noise, NO_CLAIM, why)

@@ -11,6 +11,7 @@ from harness.engines.arms import TWIN
 from harness.measure.caveats import Caveat
 from harness.measure.statistics import CONFIDENCE, Comparison, GroupSummary, Side, Spread, noise_of
 from harness.measure.store import Results
+from harness.measure.worker.proof import LOADED
 from harness.pages import numbers
 from harness.pages.numbers import short
 from harness.pages.tables import Column, markdown_table, print_line, print_table, screen, text_column
@@ -82,7 +83,7 @@ def _row(results: Results, summary: GroupSummary, side: Side, comparison: Compar
         verdict = comparison.verdict
     return (
         str(summary.group.depth),
-        results.plan.arm(side.arm).label,
+        results.plan.arm(side.arm).label + (f", {LOADED}" if _was_loaded(side) else ""),
         short(side.speed.median),
         f"{short(min(speeds))}..{short(max(speeds))}",
         "" if comparison is None or comparison.ratio is None else ratio_text(comparison.ratio),
@@ -90,6 +91,11 @@ def _row(results: Results, summary: GroupSummary, side: Side, comparison: Compar
         "" if unique is None or total is None else f"{unique:.0f}/{total:.0f}",
         verdict,
     )
+
+
+def _was_loaded(side: Side) -> bool:
+    """Whether a server had read the whole table: its cold cells are none, and are not called so."""
+    return any(cell["residency"].get("state") == LOADED for cell in side.cells)
 
 
 def timing_text(session: Mapping[str, Any]) -> str:

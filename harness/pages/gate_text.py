@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -122,19 +123,7 @@ def gate_as_json(result: GateResult) -> dict[str, Any]:
         "engine": result.engine,
         "wall_s": round(result.wall_s, 3),
         "again": repeat_command(result),
-        "cases": [
-            {
-                "id": case.id,
-                "about": case.about,
-                "generate": case.generate,
-                "golden": result.goldens.get(case.id, False),
-                "metric": case.metric,
-                "bound": case.bound,
-                "reason": case.reason,
-                "prompts": [{"name": prompt.name, "ids": list(prompt.ids)} for prompt in case.prompts],
-            }
-            for case in result.cases
-        ],
+        "cases": cases_as_json(result.cases, result.goldens),
         "findings": [_finding(finding) for finding in result.findings],
         "changed": result.changed,
         "modes": [_mode(mode) for mode in result.modes],
@@ -142,6 +131,23 @@ def gate_as_json(result: GateResult) -> dict[str, Any]:
         "notes": result.notes,
         "environment": environment(),
     }
+
+
+def cases_as_json(cases: Sequence[Case], goldens: Mapping[str, bool]) -> list[dict[str, Any]]:
+    """What was run, as plain values."""
+    return [
+        {
+            "id": case.id,
+            "about": case.about,
+            "generate": case.generate,
+            "golden": goldens.get(case.id, False),
+            "metric": case.metric,
+            "bound": case.bound,
+            "reason": case.reason,
+            "prompts": [{"name": prompt.name, "ids": list(prompt.ids)} for prompt in case.prompts],
+        }
+        for case in cases
+    ]
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

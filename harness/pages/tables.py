@@ -27,7 +27,7 @@ _WRAPPED = 24  # a column of text is worth having from this width on
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 STYLES = {
     "equal": "green", "steady": "", "faster": "green", "different": "bold red", "slower": "bold red",
-    "failed": "bold red", "changed": "bold red", "unsteady": "bold magenta", "not run": "yellow",
+    "failed": "bold red", "changed": "bold red", "unsteady": "bold magenta", "not run": "yellow", "undecided": "yellow",
 }  # fmt: skip
 """Colours of verdicts, wherever a cell is one. The word alone says it too."""
 

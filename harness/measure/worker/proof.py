@@ -22,7 +22,8 @@ WARM_SHARE = 0.99  # of a warm cell's rows, this share must be in memory before 
 COLD = "cold"
 
 # Modes whose rows do not come from the page cache: what a cold or warm page cache means to them.
-OWN_MEMORY = ("resident",)
+LOADED = "loaded"  # a server that has read the whole table when it is ready
+OWN_MEMORY = ("resident", LOADED)
 PAST_THE_CACHE = ("direct-uncached", "uring-uncached")
 
 

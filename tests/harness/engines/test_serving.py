@@ -57,7 +57,7 @@ def test_both_protocols_give_the_same_ids_and_logprobs(stand_in: Path) -> None:
 
 
 def test_answers_without_ids_are_text(stand_in: Path) -> None:
-    with started(stand_in, "--fault", "text").server as server:
+    with started(stand_in, "--lazy-fault", "text").server as server:
         other = connect(parse_arm(f"b=openai:{server.address}"), Room(TINY, 256))
         done = other.complete(IDS, 3)
         other.server.close()
@@ -79,8 +79,8 @@ def test_logprobs_stand_at_their_steps_where_characters_are_split() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--fault", "die=1"), r"a: its process was ended by SIGKILL while it was asked\n(.*\n)*.*about to die"),
-        (("--fault", "hang=1"), r"a: no answer within 1 s \(--answer-limit\)\n(.*\n)*.*listening"),
+        (("--lazy-fault", "die=1"), r"a: its process was ended by SIGKILL while it was asked\n(.*\n)*.*about to die"),
+        (("--lazy-fault", "hang=1"), r"a: no answer within 1 s \(--answer-limit\)\n(.*\n)*.*listening"),
         (("-lzm", "never"), r"a: its process ended with 2 while it started\n(.*\n)*.*invalid choice"),
     ],
 )
@@ -123,7 +123,7 @@ def test_facts_of_a_program(stand_in: Path) -> None:
 
 
 def test_what_a_server_leaves_behind_is_ended_and_its_port_is_free(stand_in: Path) -> None:
-    with started(stand_in, "--fault", "leak").server as server:
+    with started(stand_in, "--lazy-fault", "leak").server as server:
         leaked = int(re.findall(r"leaked (\d+)", server.log())[0])
         assert not is_gone(leaked)
         port = int(server.address.rpartition(":")[2])
@@ -139,7 +139,7 @@ def test_what_a_server_leaves_behind_is_ended_and_its_port_is_free(stand_in: Pat
 def test_a_server_and_its_children_end_with_plegate(stand_in: Path, number: signal.Signals) -> None:
     body = (
         "from tests.harness.engines.test_serving import *\n"
-        f"with started(Path({str(stand_in)!r}), '--fault', 'leak').server as server:\n"
+        f"with started(Path({str(stand_in)!r}), '--lazy-fault', 'leak').server as server:\n"
         "    print(server.process_id, server.folder, server.log().split('leaked ')[1].split()[0], flush=True)\n"
         "    time.sleep(60)\n"
     )
