@@ -16,14 +16,20 @@ STAND_IN = Path(__file__).parent / "stand_in.py"
 def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The program; its answers are kept for the session."""
     folder = tmp_path_factory.mktemp("stand-in")
-    program = folder / "server"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$@"\n')
-    program.chmod(0o755)
+    program = write_program(folder)
     kept = folder / "answers"
     kept.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PLEGATE_STAND_IN_CACHE", str(kept))
         yield program
+
+
+def write_program(folder: Path) -> Path:
+    """A program in the folder that is the stand-in server."""
+    program = folder / "server"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{STAND_IN}" "$@"\n')
+    program.chmod(0o755)
+    return program
 
 
 def processes_with(text: str) -> list[int]:

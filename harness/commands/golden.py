@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Arms, CacheDir, Common, JsonFile
+from harness.commands.options import Arms, CacheDir, Common, JsonFile, strict
 from harness.engines.table import EngineName
 
 golden_app = typer.Typer(
@@ -59,6 +59,7 @@ def check(
 
 
 @golden_app.command()
+@strict
 def record(
     case: Annotated[str | None, typer.Argument(metavar="[CASE]", help="The case to answer.")] = None,
     engine: Annotated[EngineName, typer.Option(help="What answers.")] = EngineName.reference,

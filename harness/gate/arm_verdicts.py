@@ -143,7 +143,7 @@ class ArmsResult:
 
     @property
     def exit_code(self) -> int:
-        """0 all equal, 1 a difference or an unsteady arm, 3 an arm did not run, nothing was decided, or a file changed."""
+        """0 all equal, 1 a difference or an unsteady arm, 3 an arm did not run, nothing decided, or a file changed."""
         if self.changed:
             return 3
         verdicts = {arm.verdict for arm in self.arms}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from model_file.gguf_file import open_gguf
 from tests.conftest import FIXTURES
 from tests.harness.measure.trend_runs import file_of
 from tests.hostile.conftest import Count
+from tests.servers import write_program
 
 pytestmark = [pytest.mark.hostile, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
@@ -74,6 +76,14 @@ VICTIMS = {
     "golden": Victim(
         "golden record tiny-quant --engine fast --no-confirm --candidates candidates", "golden record --help", 8
     ),
+    "gate of servers": Victim(
+        "gate MODEL --tokens ids --generate 2 --arm 'a=SERVER --lazy-fault made-up,leak' "
+        "--arm 'b=SERVER --lazy-fault made-up -lzm on' --json arms.json --markdown arms.md"
+    ),
+    "bench of servers": Victim(
+        "bench MODEL --workload decode:4 --arm 'a=SERVER --lazy-fault made-up,leak' --state warm "
+        "--depth 0 --repeats 1 --blocks 1 --out bench"
+    ),
     "trend": Victim("trend kept --add first.json --markdown trend.md --html trend.html --keep-only", limit_s=1.0),
 }
 
@@ -88,19 +98,23 @@ class Place:
             (folder / name).mkdir()
         self.work = folder / "work"
         (self.work / "ids").write_text("1 2 3\n")
+        (folder / "answers").mkdir()
+        self.server = write_program(folder)
         file_of(self.work / "first.json", 1)
         self.environment = os.environ | {
             MARK: self.mark,
             "TMPDIR": str(folder / "temporary"),
             "PLEGATE_CACHE_DIR": str(folder / "cache"),
             "PYTHONPATH": str(ROOT),
+            "PLEGATE_STAND_IN_CACHE": str(folder / "answers"),
         }
 
     def start(self, command: str) -> subprocess.Popen[str]:
         if (self.work / "bench" / "run.json").exists():
             command += " --resume"
+        command = command.replace("MODEL", MODEL).replace("SERVER", str(self.server))
         return subprocess.Popen(
-            [sys.executable, "-m", "harness", *command.replace("MODEL", MODEL).split()],
+            [sys.executable, "-m", "harness", *shlex.split(command)],
             cwd=self.work,
             env=self.environment,
             stdout=subprocess.DEVNULL,
@@ -160,7 +174,7 @@ def kill_often(name: str, times: int, folder: Path, count: Count) -> None:
         if place.kill(victim.command, after_s, signal.SIGKILL):
             killed += 1
         place.check(f"{name}, killed after {after_s:.3f} s")
-        if name == "bench" and moments.random() < 0.3:
+        if name.startswith("bench") and moments.random() < 0.3:
             shutil.rmtree(place.work / "bench", ignore_errors=True)
     with place.start(victim.again or victim.command) as process:
         _, errors = process.communicate(timeout=300)
@@ -175,6 +189,6 @@ def test_forty_kills_leave_nothing_behind(name: str, tmp_path: Path, count: Coun
     kill_often(name, 40, tmp_path, count)
 
 
-@pytest.mark.parametrize("name", ["synth", "trend"])
+@pytest.mark.parametrize("name", ["synth", "trend", "bench of servers"])
 def test_some_kills_leave_nothing_behind(name: str, tmp_path: Path, count: Count) -> None:
     kill_often(name, 3, tmp_path, count)

@@ -205,6 +205,20 @@ def test_other_ids_of_a_text_are_said_first(stand_in: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("no_view")
+def test_a_model_that_is_written_to_meanwhile_is_no_verdict(stand_in: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(TINY.read_bytes())
+
+    def tell(_: str) -> None:
+        copy.write_bytes(copy.read_bytes())
+
+    case = own_case(copy, [TokenPrompt("p", (5, 6, 7))], 2)
+    result = judge_arms(copy, [case], [parse_arm(f"a={stand_in}")], ArmOptions(restart=False), tell)
+    assert result.exit_code == 3
+    assert "copy.gguf was written to while it was read" in summary(result)
+
+
 def test_arguments_that_a_program_does_not_know_are_bad_input(stand_in: Path) -> None:
     result = CliRunner().invoke(app, ["gate", str(TINY), "--arm", f"a={stand_in} --lazy-mod on"])
     assert result.exit_code == 2

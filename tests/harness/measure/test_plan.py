@@ -77,9 +77,10 @@ def test_device_and_outside_engines_are_measured_in_what_they_have() -> None:
     gather, prefill = Workload("gather", 8), Workload("prefill", 8)
     with pytest.raises(InputError, match="the device reads rows and nothing else"):
         matrix(arms=(parse_arm("device"),), workloads=(prefill,))
-    for changes in ({"states": ("cold",)}, {"states": ("warm",), "workloads": (gather,)}):
-        with pytest.raises(InputError, match="an outside engine is measured warm"):
-            matrix(arms=(parse_arm("llama-server"),), **changes)
+    with pytest.raises(InputError, match="only a server that is started here is measured cold"):
+        matrix(arms=(parse_arm("a=http://localhost:1"),), states=("cold",))
+    with pytest.raises(InputError, match="an outside engine is measured with prefill:N and decode:N"):
+        matrix(arms=(parse_arm("llama-server"),), states=("warm",), workloads=(gather,))
     cells = matrix(arms=(Arm("auto", "auto"), parse_arm("device")), workloads=(gather,)).cells_of(0)
     assert {cell.state for cell in cells if cell.arm == "device"} == {"cold"}
 
