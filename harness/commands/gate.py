@@ -21,6 +21,7 @@ from harness.commands.options import (
     TokenFiles,
 )  # fmt: skip
 from harness.engines.table import EngineName
+from model_file.errors import InputError
 
 
 def gate(
@@ -87,7 +88,7 @@ def gate(
     ] = "30min",
     answer_limit: Annotated[str, typer.Option(metavar="TIME", help="How long an answer may take.")] = "60min",
     markdown_file: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="With --arm: write it for a pull request.")
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write it for a pull request.")
     ] = None,
     cache_dir: CacheDir = None,
 ) -> None:
@@ -118,22 +119,24 @@ def gate(
     from harness.gate.choice import choose
     from harness.gate.run import GateOptions, run_gates
     from harness.pages.gate_page import gate_as_html, gate_as_junit
-    from harness.pages.gate_text import gate_as_json, print_cases, print_gate, print_modes
+    from harness.pages.gate_text import gate_as_json, gate_as_markdown, print_cases, print_gate, print_modes
 
     if list_modes or list_cases:
         print_modes() if list_modes else print_cases()
         return
     given = (prompt or [], prompt_file or [], tokens or [])
+    files = {"--json": json_file, "--html": html_file, "--junit": junit_file, "--markdown": markdown_file}
+    if (golden or state or close_calls or common) and not (arm or arms_file):
+        raise InputError("--golden, --state, --close-calls and --common are of arms: expected --arm or --arms too")
     if arm or arms_file:
         from harness.commands.gate_arms import gate_arms
 
         chosen = ArmChoice(arm or [], arms_file, common, golden, state or [], close_calls, restart, top)
         limits = {"start_limit_s": start_limit, "answer_limit_s": answer_limit}
-        files = {"--json": json_file, "--html": html_file, "--junit": junit_file, "--markdown": markdown_file}
         gate_arms(model, case or [], given, generate, quick, chosen, limits, files, cache_dir)
     sources = parse_modes(mode or [])
     inputs = [model, *(source.path for source in sources), *(prompt_file or []), *(tokens or [])]
-    write = outputs({"--json": json_file, "--html": html_file, "--junit": junit_file}, inputs)
+    write = outputs(files, inputs)
     with stages() as report:
         copies = any(source.path is not None for source in sources)
         options = GateOptions(engine.value, whole=whole)
@@ -145,6 +148,7 @@ def gate(
             "--json": lambda: gate_as_json(result),
             "--html": lambda: gate_as_html(result),
             "--junit": lambda: gate_as_junit(result),
+            "--markdown": lambda: gate_as_markdown(result),
         }
     )
     raise typer.Exit(result.exit_code)

@@ -125,12 +125,12 @@ def record_arms(
     from harness.synth import cache_folder
     from model_file.gguf_file import open_gguf
 
+    write = outputs({"--out": out}, [model, *prompts])
     if case is not None or model is None or not prompts or not arms or out is None:
         raise InputError("give a CASE, or all of --model MODEL, --prompts FILE, --arm ARM and --out FILE")
     check_not_golden(out.parent)
     if out.exists() and not reason:
         raise InputError(f'--out {out}: is there already: say why its answers change with --reason "..."')
-    write = outputs({"--out": out}, [model, *prompts])
     texts, ids = [[path for path in prompts if (path.suffix == ".txt") == text] for text in (True, False)]
     with stages() as report:
         judged = own_case(model, choose_prompts(model, [], texts, ids), generate)

@@ -96,7 +96,7 @@ def record(
 
     Exit codes: 0 written, 1 the arms differ, 2 bad input, 3 an engine or a model is not here.
     """
-    if model is not None or case is None:
+    if model is not None or case is None or out is not None:
         from harness.commands.gate_arms import record_arms
 
         record_arms(case, model, prompts or [], generate, arm or [], common, out, reason, cache_dir)

@@ -16,7 +16,7 @@ from harness.gate.checks import CHECKS, Finding
 from harness.gate.golden_check import GoldenCheck
 from harness.gate.verdicts import DIFFERENT, EQUAL, NOT_RUN, UNSTEADY, GateResult, ModeVerdict
 from harness.pages.numbers import count
-from harness.pages.tables import Column, print_line, print_table, text_column
+from harness.pages.tables import Column, markdown_table, print_line, print_table, text_column
 
 SCHEMA = "plegate.gate/2"
 COLUMNS = (
@@ -148,6 +148,15 @@ def cases_as_json(cases: Sequence[Case], goldens: Mapping[str, bool]) -> list[di
         }
         for case in cases
     ]
+
+
+def gate_as_markdown(result: GateResult) -> str:
+    """For a pull request: the verdict, the table, and every detail."""
+    lines = [f"**{summary(result)}**", "", f"`{result.model}`; {described(result)}", ""]
+    lines += [*markdown_table(COLUMNS, [cells(mode) for mode in result.modes]), ""]
+    lines += [f"- {finding.level}: {finding.message}" for finding in result.findings]
+    lines += [f"- {mode.name}: {line}" for mode in result.modes for line in details(mode)]
+    return "\n".join([*lines, *(f"- {note}" for note in result.notes)]) + "\n"
 
 
 def _finding(finding: Finding) -> dict[str, Any]:

@@ -223,3 +223,6 @@ def test_arguments_that_a_program_does_not_know_are_bad_input(stand_in: Path) ->
     result = CliRunner().invoke(app, ["gate", str(TINY), "--arm", f"a={stand_in} --lazy-mod on"])
     assert result.exit_code == 2
     assert "--lazy-mod is no argument of" in result.output + result.stderr
+    alone = CliRunner().invoke(app, ["gate", str(TINY), "--golden", "x.json"])
+    assert alone.exit_code == 2
+    assert "are of arms: expected --arm or --arms too" in alone.stderr

@@ -18,7 +18,7 @@ from harness.cases.case import LEVELS
 from harness.gate.checks import CHECKS
 from harness.gate.verdicts import GateResult
 from harness.pages.gate_page import gate_as_html, gate_as_junit
-from harness.pages.gate_text import cell, gate_as_json, repeat_command, summary
+from harness.pages.gate_text import cell, gate_as_json, gate_as_markdown, repeat_command, summary
 from tests.harness.answers.examples import ROW, STALE, TOKEN, UNSTEADY, result
 
 RESULTS = {
@@ -83,6 +83,17 @@ def test_junit_validates(name: str) -> None:
     assert int(root.get("skipped", "")) == len(root.findall(".//skipped"))
     if name == "not run":
         assert "ran as direct" in text
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_markdown_has_the_verdict_and_a_line_for_each_mode(name: str) -> None:
+    found = RESULTS[name][0]
+    text = gate_as_markdown(found)
+    assert text.startswith(f"**{summary(found)}**\n")
+    for mode in found.modes:
+        assert any(
+            line.startswith(f"| {mode.name} |") and line.endswith(f"{mode.verdict} |") for line in text.split("\n")
+        )
 
 
 def test_each_level_counts_by_itself() -> None:
