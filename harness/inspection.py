@@ -12,7 +12,7 @@ from model_file.config import ARCHITECTURE, ModelConfig, config_from
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
 from model_file.hash_constants import CHECKPOINT_SEED, HashConstants, checkpoint_multipliers, offsets_of, prime_sizes
-from model_file.inventory import take_inventory
+from model_file.inventory import is_head_alone, take_inventory
 from model_file.metadata import Keys
 from model_file.tensors import TABLE
 
@@ -42,6 +42,9 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
     except InputError as error:
         return facts, str(error).splitlines()
     facts |= _model_facts(config)
+    if alone := is_head_alone(model, config):
+        facts["model"] = "the MTP head alone: `--mtp FILE` beside the model that it belongs to"
+        problems = []
     if set(model.tensors) == {TABLE}:
         if not problems:
             facts["model"] = (
@@ -49,7 +52,8 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
             )
         return facts, problems
     try:
-        check_type(locate_table(model))
+        if not alone:
+            check_type(locate_table(model))
         inventory = take_inventory(model, config)
     except InputError as error:
         return facts, str(error).splitlines()

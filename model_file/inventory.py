@@ -10,14 +10,25 @@ from model_file.config import ModelConfig
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
 from model_file.shard import TensorInfo
-from model_file.tensors import TABLE, Tensor, as_stored, head_groups, sizes, trunk_groups
+from model_file.tensors import (
+    MODEL,
+    OUTPUT_CONNECTION,
+    TABLE,
+    Group,
+    Tensor,
+    as_stored,
+    head_groups,
+    sizes,
+    trunk_groups,
+)
 
 
 @dataclass(frozen=True)
 class Inventory:
     """What a file holds for a configuration: `scales` and the names left `unapplied` or `skipped`, sorted apart.
 
-    head: those of `weights` and `scales` that are the draft head's; empty where the file has none.
+    head: those of `weights` and `scales` that are the draft head's; empty where the file has none. alone: the file
+    has the head without a trunk or a table, and perhaps copies of the embedding and of what logits are read with.
     """
 
     weights: Mapping[str, TensorInfo]
@@ -25,6 +36,7 @@ class Inventory:
     unapplied: tuple[str, ...]
     skipped: tuple[str, ...]
     head: frozenset[str]
+    alone: bool
 
 
 class UnappliedNotice(UserWarning):
@@ -50,10 +62,15 @@ def take_inventory(model: GgufFile, config: ModelConfig) -> Inventory:
     scales: dict[str, TensorInfo] = {}
     unapplied: list[str] = []
     left = dict(model.tensors)
-    problems += _check_table(left.pop(TABLE, None), config, str(path))
-    head_block = f"blk.{config.layers}."
+    head_block, alone = f"blk.{config.layers}.", is_head_alone(model, config)
     head = head_groups(config).values() if any(name.startswith(head_block) for name in left) else ()
-    for prefix, group in (*trunk_groups(config), *head):
+    if alone:
+        ends: tuple[tuple[str, Group], ...] = (("", MODEL), ("output_hc_", OUTPUT_CONNECTION))
+        trunk = [(prefix, group) for prefix, group in ends if prefix + group[0].name in left]
+    else:
+        problems += _check_table(left.pop(TABLE, None), config, str(path))
+        trunk = [*trunk_groups(config)]
+    for prefix, group in (*trunk, *head):
         for tensor in as_stored(prefix, group, model.tensors):
             name = prefix + tensor.name
             if name in left:
@@ -75,7 +92,13 @@ def take_inventory(model: GgufFile, config: ModelConfig) -> Inventory:
     if problems:
         raise InputError("\n".join(problems))
     of_head = frozenset(name for name in (*weights, *scales) if name.startswith(head_block))
-    return Inventory(weights, scales, tuple(unapplied), tuple(skipped), of_head)
+    return Inventory(weights, scales, tuple(unapplied), tuple(skipped), of_head, alone)
+
+
+def is_head_alone(model: GgufFile, config: ModelConfig) -> bool:
+    """Whether a file holds the draft head and nothing of a trunk: one that goes beside a model (`--mtp FILE`)."""
+    blocks = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
+    return blocks == {str(layer) for layer in config.skipped_layers} != set() and TABLE not in model.tensors
 
 
 def scale_of(name: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_file.config import ModelConfig
+from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
 from model_file.inventory import inventory_to_load, scale_of
 from model_file.tensors import FUSED, FUSED_PARTS, Group, as_stored, sizes
@@ -32,6 +33,11 @@ class WeightSource:
         self.model, self.config, self.inventory = model, config, inventory_to_load(model, config)
         every = {*self.inventory.weights, *self.inventory.scales}
         self.left = every & self.inventory.head if head else every - self.inventory.head
+        if self.inventory.alone and not head:
+            raise InputError(
+                f"{model.paths[0]}: holds the MTP head alone, expected a whole model: name the model, and this with "
+                "--mtp FILE"
+            )
 
     def group(self, prefix: str, group: Group) -> dict[str, FloatArray]:
         """The tensors of a group by their fields, in the shapes of the table; optional ones only where they are."""

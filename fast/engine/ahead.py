@@ -39,7 +39,9 @@ class Ahead:
         for number in batches:
             for length in lengths:
                 self._submit(partial(self._step, number, length, with_logits))
-        if 1 in batches and self.chunks.settings.overlap and self.step.plan.early_layers:
+        if 1 in batches and self.step.plan.draft:
+            self._submit(self._drafts)
+        elif 1 in batches and self.chunks.settings.overlap and self.step.plan.early_layers:
             self._submit(self._decode)
         for length in lengths:
             if recorded is not None and length >= recorded:
@@ -79,6 +81,11 @@ class Ahead:
         early = self.step.begin(np.zeros(1, np.int32), state.recurrent)
         outcome, state = self.step.finish(early, chunk.packed, state)
         wait_for(self.step.begin(outcome.tokens, state.recurrent))
+
+    def _drafts(self) -> None:
+        state, length = SequenceState.fresh(self.step.plan), 1 + self.step.plan.draft
+        guesses, state = self.step.guess(np.zeros(1, np.int32), state)
+        wait_for((guesses, self.step.check(self.chunks.padding(1, length), 0, state)))
 
     def _recorded(self, length: int) -> None:
         states = (SequenceState.fresh(self.step.plan),)

@@ -81,13 +81,13 @@ class ChunkMaker:
         tokens, counts = np.zeros((sequences, length), np.int32), np.zeros(sequences, np.int32)
         return Chunk(tokens, counts, packed, np.zeros(0, np.uint64), 0.0)
 
-    def make(self, cut: Cut, at_least: int = 1) -> Chunk:
-        """Pad a cut to its bucket and read its rows. Padding has zeros for rows: no row is read that no token names.
+    def make(self, cut: Cut, length: int | None = None) -> Chunk:
+        """Pad a cut and read its rows. Padding has zeros for rows: no row is read that no token names.
 
-        at_least: tokens that the bucket must hold, so that few lengths are compiled of what is asked for seldom.
+        length: what it is padded to; None: its bucket.
         """
         counts = np.array([len(piece) for piece in cut.tokens], np.int32)
-        length = self.settings.bucket(max(at_least, int(counts.max())))
+        length = length or self.settings.bucket(int(counts.max()))
         tokens = np.zeros((len(cut.tokens), length), np.int32)
         packed = np.zeros((len(cut.tokens), length * self._heads, self._row_bytes), np.uint8)
         gather_s = 0.0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 
@@ -15,6 +18,7 @@ from fast.engine.ahead import Ahead
 from fast.engine.batch import BatchFeeder, keep
 from fast.engine.chunks import ChunkMaker, Reader
 from fast.engine.decode import Decoder
+from fast.engine.drafts import DraftDecoder, Guesses
 from fast.engine.environment import prepare_jax, use_program_cache
 from fast.engine.memory import memory_bytes
 from fast.engine.nonfinite import not_finite
@@ -22,10 +26,11 @@ from fast.engine.sequence import FloatLogits, Sequence
 from fast.engine.settings import EngineSettings, plan_for
 from fast.engine.step import DeviceStep
 from fast.engine.timings import Timings
-from fast.model.weights import load_weights
+from fast.model.weights import load_draft_head, load_weights
 from model_file.config import config_from
 from model_file.errors import InputError
-from model_file.gguf_file import GgufFile
+from model_file.gguf_file import GgufFile, open_gguf
+from model_file.pairing import with_draft_head
 from model_file.tensors import TABLE
 
 RECORDED_LENGTH = 64  # shorter chunks are padded to it where intermediates are recorded: one program for all of them
@@ -33,6 +38,9 @@ RECORDED_LENGTH = 64  # shorter chunks are padded to it where intermediates are 
 
 class FastEngine:
     """A model on the device, and the reader of its table. Sequences are made with `new_sequence`.
+
+    planted: what it makes of the draft head's guesses is checked in their place: for tests, and for measuring what
+    drafts gain at some rate of right ones.
 
     One thread at a time may use an engine, and only the process that made it: a fork does not take JAX's threads along.
     Raises: InputError naming everything that is wrong with the file.
@@ -46,9 +54,18 @@ class FastEngine:
         if self.settings.cache_dir is not None:
             use_program_cache(str(self.settings.cache_dir))
         table = gguf_file.tensors[TABLE]
+        weights, of_head = load_weights(gguf_file, self.config), gguf_file
+        if self.settings.draft:
+            with ExitStack() as stack:
+                if self.settings.mtp is not None:
+                    of_head = stack.enter_context(open_gguf(Path(self.settings.mtp)))
+                self.config = with_draft_head(self.config, gguf_file, of_head)
+                weights = replace(weights, draft=load_draft_head(of_head, self.config))
         self.plan = plan_for(self.config, int(table.type), self.settings)
-        self.step = DeviceStep(load_weights(gguf_file, self.config), self.plan, gguf_file.paths[0].name)
-        self.identity = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in gguf_file.paths)
+        self.step = DeviceStep(weights, self.plan, gguf_file.paths[0].name)
+        self.planted: Guesses | None = None
+        paths = (*gguf_file.paths, *(of_head.paths if self.settings.draft else ()))
+        self.identity = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
         self.timings = Timings()
         self.chunks = ChunkMaker(self.config, self.settings, reader, table.size_bytes // table.shape[0])
         self._feeder = BatchFeeder(self.step, self.chunks, self.timings)
@@ -134,7 +151,10 @@ class FastEngine:
         """Greedy decoding of one sequence; see `Sequence.generate`."""
         self.check_process()
         self._check_room(sequence, count)
-        yield from Decoder(self.step, self.chunks, self.timings, sequence).run(count)
+        if self.settings.draft:
+            yield from DraftDecoder(self.step, self.chunks, self.timings, sequence, self.planted).run(count)
+        else:
+            yield from Decoder(self.step, self.chunks, self.timings, sequence).run(count)
 
     def greedy_batch(self, sequences: Items[Sequence], count: int) -> list[list[int]]:
         """The next `count` greedy tokens of several sequences together; margins go to each one's `margins`."""
@@ -155,8 +175,8 @@ class FastEngine:
         fed = self._checked(sequence, tokens)
         if len(fed) > self.settings.chunk:
             raise InputError(f"{len(fed)} tokens to record, expected at most a chunk of {self.settings.chunk}")
-        at_least = min(RECORDED_LENGTH, self.settings.chunk)
-        chunk = self.chunks.make(next(self.chunks.cut([sequence.tokens], [fed])), at_least)
+        length = self.settings.bucket(max(len(fed), min(RECORDED_LENGTH, self.settings.chunk)))
+        chunk = self.chunks.make(next(self.chunks.cut([sequence.tokens], [fed])), length)
         outcome, streams, (state,), named = self.step.advance_recorded((sequence.take_state(),), chunk)
         sequence.give_state(state)
         pieces: list[list[FloatLogits]] = [[]]

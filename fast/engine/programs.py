@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -9,11 +10,12 @@ import gguf
 import jax
 import jax.numpy as jnp
 
+from fast.model.attention import KeyValues
 from fast.model.delta_net import DeltaState
 from fast.model.packing import Packed, pack
 from fast.model.plan import Plan
-from fast.model.state import Recurrent, SequenceState, early_state
-from fast.model.trunk import States, add_ple, embed, finish, forward, head, run_layers
+from fast.model.state import SequenceState, early_state, settled
+from fast.model.trunk import States, add_ple, embed, finish, forward, head, run_draft_head, run_layers, run_trunk
 from fast.model.weights import Weights
 from fast.rows.dequantize import dequantize_jax
 from reference.shapes import Array, Float, Int
@@ -37,6 +39,19 @@ class Outcome(NamedTuple):
     tokens: Array
     margins: Array
     logits: Array
+
+
+class Checked(NamedTuple):
+    """What a step over a token and guesses at those after it leaves: the outcome of its last token that counts.
+
+    Shapes: tokens int32 [t] and margins float32 [t] are the trunk's own choice after each token, accepted int32 [] how
+    many guesses it agreed with before the first that it did not.
+    """
+
+    outcome: Outcome
+    tokens: Array
+    margins: Array
+    accepted: Array
 
 
 def _outcome(logits: Float[Array, "sequences v"]) -> Outcome:
@@ -80,7 +95,58 @@ def all_logits(packed_weights: Packed, streams: Array, plan: Plan) -> Float[Arra
     """Logits of every token of a step. Apart from the step, so that it is compiled once, not with and without them."""
     weights: Weights = packed_weights.unpack()
     with jax.default_matmul_precision(plan.precision):
-        return head(weights, streams, plan)
+        return head(weights.head, weights.hc_out, streams, plan)
+
+
+def draft_weights(weights: Weights) -> Packed:
+    """What `draft` takes."""
+    return pack((weights.embedding, weights.draft, weights.head))
+
+
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("cache",), compiler_options=_OPTIONS)
+def draft(
+    packed_weights: Packed, token: Array, head_state: SequenceState, cache: KeyValues, plan: Plan
+) -> tuple[Array, KeyValues]:
+    """Guesses at the `plan.draft` tokens after one that may still be computed, and the head's caches.
+
+    It takes these over: what it writes stands behind the position. head_state: `SequenceState.of_head` without them.
+    """
+    embedding, draft_head, matrix = packed_weights.unpack()
+    one = jnp.ones(1, jnp.int32)
+
+    def step(carried: tuple[Array, SequenceState], _: None) -> tuple[tuple[Array, SequenceState], Array]:
+        token, state = carried
+        before, position = state.recurrent.residual, state.recurrent.position
+        assert before is not None
+        streams, (state,) = run_draft_head(embedding, draft_head, token[None], before, (state,), one, plan)
+        token = _outcome(head(matrix, draft_head.hc_out, streams, plan)).tokens
+        recurrent = replace(state.recurrent, residual=streams, position=position + 1)
+        return (token, replace(state, recurrent=recurrent)), token[0]
+
+    with jax.default_matmul_precision(plan.precision):
+        state = replace(head_state, caches=(*head_state.caches[:-1], cache))
+        (_, state), guesses = jax.lax.scan(step, (token, state), None, length=plan.draft)
+        kept = state.caches[-1]
+        assert kept is not None
+        return guesses, kept
+
+
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",), compiler_options=_OPTIONS)
+def check(
+    packed_weights: Packed, tokens: Array, packed: Array, most: Array, state: SequenceState, plan: Plan
+) -> tuple[Checked, SequenceState]:
+    """A token and guesses at those after it in one step: the guesses that the trunk makes its own leave their state.
+
+    Shapes: tokens int32 [1, t]; of the guesses the first `most` are there, the rest is padding.
+    """
+    weights: Weights = packed_weights.unpack()
+    with jax.default_matmul_precision(plan.precision):
+        streams, (opened,) = run_trunk(weights, tokens, packed, (state,), None, plan, _dequantize)
+        every = _outcome(head(weights.head, weights.hc_out, streams, plan))
+        right = (tokens[0, 1:] == every.tokens[:-1]) & (jnp.arange(tokens.shape[1] - 1) < most)
+        accepted = jnp.sum(jnp.cumprod(right.astype(jnp.int32)))
+        last = Outcome(*(jax.lax.dynamic_slice_in_dim(x, accepted, 1) for x in every))
+        return Checked(last, every.tokens, every.margins, accepted), settled(opened, accepted + 1, tokens.shape[1])
 
 
 def early_weights(weights: Weights, plan: Plan) -> Packed:
@@ -119,9 +185,8 @@ def decode_from_ple(
     weights: Weights = packed_weights.unpack()
     with jax.default_matmul_precision(plan.precision):
         rows = _dequantize(packed, plan.table_type).reshape(streams.shape[0], -1)
-        recurrent = state.recurrent
-        rest = (*mixers, *recurrent.mixers)
-        states: States = (SequenceState(Recurrent(recurrent.position, recurrent.ple, rest), state.caches),)
+        recurrent = replace(state.recurrent, mixers=(*mixers, *state.recurrent.mixers))
+        states: States = (replace(state, recurrent=recurrent),)
         streams, states = add_ple(weights, streams, rows, states, one, plan)
         layers = range(plan.config.ple.layer, plan.config.layers)
         streams, states = run_layers(weights.layers, layers, streams, states, one, plan)

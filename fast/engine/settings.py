@@ -13,6 +13,7 @@ from model_file.settings_types import wrong_types
 
 PRECISIONS = ("highest", "high", "default")
 MAX_CONTEXT = 1 << 18
+MAX_DRAFT = 64
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class EngineSettings:
     tokens between two of them. cache_dir: where compiled programs are kept between processes; None: where JAX keeps
     them, which is nowhere by default.
     overlap: in decode, compute the layers before the PLE layer while its rows are read; False: a step is one program.
+    draft: tokens that the MTP head guesses before each step of `generate`, which checks them; 0: the head is not
+    loaded. It changes no token. mtp: the file that holds the head, None: the model's own.
 
     Raises: InputError naming every setting that cannot be.
     """
@@ -39,6 +42,8 @@ class EngineSettings:
     checkpoint_every: int = 16
     cache_dir: Path | None = None
     overlap: bool = True
+    draft: int = 0
+    mtp: str | None = None
 
     def __post_init__(self) -> None:
         if problems := wrong_types(self):
@@ -48,6 +53,10 @@ class EngineSettings:
             for name in ("context", "chunk", "checkpoints", "checkpoint_every")
             if getattr(self, name) < 1
         ]
+        if not 0 <= self.draft <= MAX_DRAFT:
+            problems.append(f"draft is {self.draft}, expected 0 to {MAX_DRAFT} guesses")
+        if self.mtp is not None and not self.draft:
+            problems.append(f"mtp is {self.mtp}, of which draft = 0 makes no use, expected 1 guess or more")
         if self.precision not in PRECISIONS:
             problems.append(f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
         if self.buckets is not None and (not self.buckets or min(self.buckets) < 1):
@@ -81,6 +90,7 @@ def _padded(size: int) -> int:
 def plan_for(config: ModelConfig, table_type: int, settings: EngineSettings) -> Plan:
     """The plan of an engine. The room is whole blocks of every attention layer."""
     layers = zip(config.compress_ratios, config.linear_layers, strict=True)
-    unit = lcm(*(max(ratio, 1) for ratio, linear in layers if not linear))
-    room = -(-(settings.context + settings.bucket_sizes[-1]) // unit) * unit
-    return shared_plan(config, table_type, room, settings.precision)
+    ratios = [ratio for ratio, linear in layers if not linear] + [config.head_ratio] * (settings.draft > 0)
+    unit = lcm(*(max(ratio, 1) for ratio in ratios))
+    room = -(-(settings.context + max(settings.bucket_sizes[-1], 1 + settings.draft)) // unit) * unit
+    return shared_plan(config, table_type, room, settings.precision, settings.draft)

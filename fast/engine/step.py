@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -12,12 +13,16 @@ import numpy.typing as npt
 
 from fast.engine.chunks import Chunk, PackedRows
 from fast.engine.programs import (
+    Checked,
     Outcome,
     advance,
     advance_recorded,
     all_logits,
+    check,
     decode_before_ple,
     decode_from_ple,
+    draft,
+    draft_weights,
     early_weights,
 )
 from fast.engine.timings import programs_compiled
@@ -47,6 +52,7 @@ class DeviceStep:
         self.compiling = False  # whether programs are being compiled ahead, which a step may wait for
         self.early_s = 0.0  # seconds that the layers before the PLE layer take a token, once they were measured
         self._weights, self._early_weights = pack(weights), early_weights(weights, plan)
+        self._draft_weights = draft_weights(weights) if plan.draft else None
         self._one = jnp.ones(1, jnp.int32)
 
     def advance(self, states: States, chunk: Chunk) -> tuple[Outcome, Array, States]:
@@ -85,6 +91,21 @@ class DeviceStep:
         streams, mixers = early
         rest = state.without_mixers(len(mixers))
         return decode_from_ple(self._weights, streams, packed, rest, mixers, self._one, self.plan)
+
+    def guess(self, token: Any, state: SequenceState) -> tuple[Array, SequenceState]:
+        """The draft head's guesses [plan.draft] at what follows a token [1], which may still be computed.
+
+        The sequence stands where it stood: its head's caches are written behind its position, and nothing else.
+        """
+        assert self._draft_weights is not None
+        alone, cache = state.of_head(), state.caches[-1]
+        without: Any = replace(alone, caches=(None,) * len(alone.caches))
+        guesses, cache = draft(self._draft_weights, token, without, cache, self.plan)
+        return guesses, replace(state, caches=(*state.caches[:-1], cache))
+
+    def check(self, chunk: Chunk, most: int, state: SequenceState) -> tuple[Checked, SequenceState]:
+        """A token and `most` guesses at those after it, of one sequence, in one step."""
+        return check(self._weights, chunk.tokens, chunk.packed, np.int32(most), state, self.plan)
 
     def measure_early_part(self) -> None:
         """Note how long the part takes that needs no rows: what a gather can hide behind."""

@@ -30,7 +30,7 @@ def programs_compiled() -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """One chunk of prefill, or one decoded token.
+    """One chunk of prefill, or one step of decode: a token, and the guesses after it that were accepted.
 
     Units: seconds. gather_s: reading its rows. exposed_wait_s: the part of that during which nothing was computed.
     compute_s: from handing the program its inputs to the result. compile_s: of this step alone, not part of compute_s.
@@ -46,7 +46,10 @@ class Step:
 
 @dataclass
 class Timings:
-    """Sums over an engine's steps since it was made or since `reset`, and the last steps themselves. Units: seconds."""
+    """Sums over an engine's steps since it was made or since `reset`, and the last steps themselves. Units: seconds.
+
+    drafted: guesses of the draft head that were checked, accepted: those that were the trunk's own choice.
+    """
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -55,6 +58,8 @@ class Timings:
     gather_s: float = 0.0
     exposed_wait_s: float = 0.0
     compile_s: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS), repr=False)
 
     def add(self, step: Step) -> None:
@@ -88,4 +93,6 @@ _SUMS = (
     "gather_s",
     "exposed_wait_s",
     "compile_s",
+    "drafted",
+    "accepted",
 )

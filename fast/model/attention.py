@@ -28,9 +28,12 @@ SCORE_FLOATS = 1 << 18  # products of heads, queries and blocks that are formed 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class IndexState:
-    """The last ratio-1 raw indexer keys: with the next ones they make the next block's key. Empty in a dense layer."""
+    """The last ratio-1 raw indexer keys: with the next ones they make the next block's key. Empty in a dense layer.
 
-    raw: Float[Array, "z1 j"]
+    Left open, it has all keys of the step behind them.
+    """
+
+    raw: Float[Array, "... j"]
 
     @classmethod
     def fresh(cls, ratio: int, plan: Plan) -> IndexState:
@@ -63,7 +66,7 @@ def attention(
     weights: Attention,
     projected: Float[Array, "t joined"],
     start: Int[Array, ""],
-    count: Int[Array, ""],
+    count: Int[Array, ""] | None,
     state: IndexState,
     cache: KeyValues,
     ratio: int,
@@ -72,6 +75,7 @@ def attention(
     """The mixer's output before its last projection; the tokens stand at positions `start`, `start + 1`, ...
 
     Shapes: projected is the mixer's input times `weights.project`; its first `count` rows are tokens, the rest padding.
+    Without a count the state is left open.
     """
     config, length = plan.config, projected.shape[0]
     heads, groups, width = config.heads, config.kv_heads, config.head_width
@@ -117,7 +121,7 @@ def _extend_index(
     weights: Attention,
     index: Float[Array, "t ij_and_j"],
     start: Int[Array, ""],
-    count: Int[Array, ""],
+    count: Int[Array, ""] | None,
     state: IndexState,
     cache: KeyValues,
     ratio: int,
@@ -139,7 +143,7 @@ def _extend_index(
     turns = rotations((first + jnp.arange(touched)) * ratio, config)
     keys = rotate((normalise(means, config.rms_eps) * weights.indexer_k_norm)[:, None, :], turns)[:, 0]
     blocks = jax.lax.dynamic_update_slice_in_dim(cache.blocks, keys.T, first, axis=1)
-    kept = jax.lax.dynamic_slice_in_dim(raw, count, ratio - 1)
+    kept = raw if count is None else jax.lax.dynamic_slice_in_dim(raw, count, ratio - 1)
     return IndexState(kept), KeyValues(cache.keys, cache.values, blocks)
 
 

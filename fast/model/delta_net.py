@@ -24,10 +24,13 @@ from reference.shapes import Array, Float, Int
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class DeltaState:
-    """What the layer carries between calls: its last K-1 convolution inputs, and its memory."""
+    """What the layer carries between calls: its last K-1 convolution inputs, and its memory.
+
+    Left open, it has all inputs of the step, and the memory after each of its tokens.
+    """
 
     past: Float[Array, "q c"]
-    memory: Float[Array, "b w w"]
+    memory: Float[Array, "*t b w w"]
 
     @classmethod
     def fresh(cls, config: ModelConfig) -> DeltaState:
@@ -41,10 +44,12 @@ def delta_net(
     weights: DeltaNet,
     projected: Float[Array, "t joined"],
     state: DeltaState,
-    count: Int[Array, ""],
+    count: Int[Array, ""] | None,
     plan: Plan,
 ) -> tuple[Float[Array, "t bw"], DeltaState]:
     """The mixer's output before its last projection, and the state after the first `count` tokens.
+
+    Without a count the state is left open.
 
     Shapes: projected is the mixer's input times `weights.project`.
     """
@@ -59,11 +64,14 @@ def delta_net(
     gates = projected[:, channels + inner :]
     beta = jax.nn.sigmoid(gates[:, :heads])
     decay = weights.a * jax.nn.softplus(gates[:, heads:] + weights.dt)
-    # Padding neither writes (beta 0) nor forgets (decay 0): the memory after it is the memory before it. A single token
-    # may be padding too, of a sequence that is through while others of its batch go on.
-    real = (jnp.arange(length) < count)[:, None]
-    beta, decay = jnp.where(real, beta, 0), jnp.where(real, decay, 0)
-    if length == 1:
+    if count is not None:
+        # Padding neither writes (beta 0) nor forgets (decay 0): the memory after it is the memory before it. A single
+        # token may be padding too, of a sequence that is through while others of its batch go on.
+        real = (jnp.arange(length) < count)[:, None]
+        beta, decay = jnp.where(real, beta, 0), jnp.where(real, decay, 0)
+    if count is None:
+        read, memory = _each_token(query, key, value, beta, decay, state.memory)
+    elif length == 1:
         read, memory = _one_token(query[0], key[0], value[0], beta[0], decay[0], state.memory)
     else:
         read, memory = _many_tokens(query, key, value, beta, decay, state.memory, gcd(plan.delta_chunk, length))
@@ -91,6 +99,24 @@ def _one_token(
     overlap = jnp.tile(jnp.sum(key * query, axis=-1), copies)
     memory = kept[:, :, None] * memory + jnp.tile(key, (copies, 1))[:, :, None] * update[:, None, :]
     return (kept * both[:, 1] + overlap[:, None] * update)[None], memory
+
+
+def _each_token(
+    query: Float[Array, "t a w"],
+    key: Float[Array, "t a w"],
+    value: Float[Array, "t b w"],
+    beta: Float[Array, "t b"],
+    decay: Float[Array, "t b"],
+    memory: Float[Array, "b w w"],
+) -> tuple[Float[Array, "t b w"], Float[Array, "t b w w"]]:
+    """The recurrence token by token, with the memory after each of them."""
+
+    def step(memory: Array, now: tuple[Array, Array, Array, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        read, memory = _one_token(*now, memory)
+        return memory, (read[0], memory)
+
+    _, (read, memories) = jax.lax.scan(step, memory, (query, key, value, beta, decay))
+    return read, memories
 
 
 def _many_tokens(

@@ -18,7 +18,8 @@ class Plan:
     every call takes 70 us of a decode step.
 
     Units: counts of tokens. room: positions of the caches, the context and one chunk more, so that a padded chunk can
-    be written without clamping. delta_chunk: tokens of one matrix form of the delta net. query_tile: queries that
+    be written without clamping. draft: tokens that the draft head guesses before a check; 0: there is no head, and
+    states hold nothing of one. delta_chunk: tokens of one matrix form of the delta net. query_tile: queries that
     attend together, which bounds the memory of scores and gathered keys. expert_tile: tokens of one
     expert computed together.
     """
@@ -27,15 +28,21 @@ class Plan:
     table_type: int
     room: int
     precision: str
+    draft: int = 0
     delta_chunk: int = 64
     query_tile: int = 128
     expert_tile: int = 64
 
     @property
+    def layers(self) -> tuple[tuple[int, bool], ...]:
+        """Of every layer the tokens of a block and whether it is a delta net; the draft head's stands last."""
+        trunk = zip(self.config.compress_ratios, self.config.linear_layers, strict=True)
+        return (*trunk, *[(self.config.head_ratio, False)] * (self.draft > 0))
+
+    @property
     def attention_ratios(self) -> tuple[int, ...]:
         """Tokens of a block in every attention layer, in layer order; 0 in a dense one."""
-        layers = zip(self.config.compress_ratios, self.config.linear_layers, strict=True)
-        return tuple(ratio for ratio, linear in layers if not linear)
+        return tuple(ratio for ratio, linear in self.layers if not linear)
 
     @property
     def early_layers(self) -> int:
@@ -49,6 +56,6 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def shared_plan(config: ModelConfig, table_type: int, room: int, precision: str) -> Plan:
+def shared_plan(config: ModelConfig, table_type: int, room: int, precision: str, draft: int = 0) -> Plan:
     """One object for equal choices, so that engines with the same shapes share their compiled programs."""
-    return Plan(config=config, table_type=table_type, room=room, precision=precision)
+    return Plan(config=config, table_type=table_type, room=room, precision=precision, draft=draft)

@@ -44,9 +44,9 @@ def ple_gated(
 
 
 def ple_smoothed(
-    weights: Ple, gated: Float[Array, "t s d"], state: PleState, count: Int[Array, ""], plan: Plan
+    weights: Ple, gated: Float[Array, "t s d"], state: PleState, count: Int[Array, ""] | None, plan: Plan
 ) -> tuple[Float[Array, "t s d"], PleState]:
-    """What one sequence adds to its streams, and the state after its first `count` tokens."""
+    """What one sequence adds to its streams, and the state after its first `count` tokens; open without a count."""
     config = plan.config
     normed = (normalise(gated, config.rms_eps) * weights.norm_conv).reshape(gated.shape[0], -1)
     smoothed, past = convolve(normed, state.past, weights.taps, count, dilation=config.ple.hash.order)

@@ -36,19 +36,23 @@ def rotate(
 
 
 def convolve(
-    x: Float[Array, "t c"], past: Float[Array, "q c"], taps: Float[Array, "K c"], count: Int[Array, ""], dilation: int
-) -> tuple[Float[Array, "t c"], Float[Array, "q c"]]:
+    x: Float[Array, "t c"],
+    past: Float[Array, "q c"],
+    taps: Float[Array, "K c"],
+    count: Int[Array, ""] | None,
+    dilation: int,
+) -> tuple[Float[Array, "t c"], Float[Array, "... c"]]:
     """Depthwise causal convolution over time; the last tap meets the current token.
 
     Shapes: past is the (K-1)*dilation inputs before x, oldest first. Of x, the first `count` rows are tokens, the rest
-    is padding: the past that is returned ends with the last token.
+    is padding: the past that is returned ends with the last token. Without a count all inputs are returned.
     """
     length, kernel = x.shape[0], taps.shape[0]
     whole = jnp.concatenate([past, x])
     out = whole[:length] * taps[0]
     for tap in range(1, kernel):
         out += whole[tap * dilation : tap * dilation + length] * taps[tap]
-    return out, jax.lax.dynamic_slice_in_dim(whole, count, past.shape[0])
+    return out, whole if count is None else jax.lax.dynamic_slice_in_dim(whole, count, past.shape[0])
 
 
 def read_streams(

@@ -7,9 +7,11 @@ can start them before the rows are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from fast.model.attention import IndexState, attention
@@ -17,12 +19,14 @@ from fast.model.delta_net import DeltaState, delta_net
 from fast.model.experts import experts
 from fast.model.plan import Plan
 from fast.model.ple import ple_gated, ple_smoothed
-from fast.model.state import Recurrent, SequenceState
-from fast.model.streams import read_streams, write_streams
-from fast.model.weights import DeltaNet, Layer, Weights
+from fast.model.state import SequenceState
+from fast.model.streams import normalise, read_streams, write_streams
+from fast.model.weights import DeltaNet, DraftHead, HyperConnection, Layer, Weights
 from reference.shapes import Array, Float, Int, Record, UInt8, ignore
 
 States = tuple[SequenceState, ...]
+Counts = Int[Array, "sequences"] | None
+"""How many tokens of each sequence count; None: that is not known yet, and states are left open."""
 Dequantize = Callable[[Array, int], Array]
 
 
@@ -33,11 +37,11 @@ def embed(embedding: Float[Array, "v d"], tokens: Int[Array, "..."], plan: Plan)
 
 
 def run_layers(
-    layers: tuple[Layer, ...],
+    layers: tuple[Layer, ...] | Mapping[int, Layer],
     numbers: range,
     streams: Float[Array, "all s d"],
     states: States,
-    counts: Int[Array, "sequences"],
+    counts: Counts,
     plan: Plan,
     record: Record = ignore,
 ) -> tuple[Float[Array, "all s d"], States]:
@@ -62,7 +66,7 @@ def add_ple(
     streams: Float[Array, "all s d"],
     rows: Float[Array, "all ne"],
     states: States,
-    counts: Int[Array, "sequences"],
+    counts: Counts,
     plan: Plan,
     record: Record = ignore,
 ) -> tuple[Float[Array, "all s d"], States]:
@@ -73,10 +77,9 @@ def add_ple(
     gated = ple_gated(ple, rows, streams, plan)
     pieces, after = [], []
     for index, (state, piece) in enumerate(zip(states, jnp.split(gated, len(states)), strict=True)):
-        added, ple_state = ple_smoothed(ple, piece, state.recurrent.ple, counts[index], plan)
+        added, ple_state = ple_smoothed(ple, piece, state.recurrent.ple, _of(counts, index), plan)
         pieces.append(added)
-        recurrent = state.recurrent
-        after.append(SequenceState(Recurrent(recurrent.position, ple_state, recurrent.mixers), state.caches))
+        after.append(replace(state, recurrent=replace(state.recurrent, ple=ple_state)))
     added = _joined(pieces)
     record(f"blk.{number}.ple", added)
     return streams + added, tuple(after)
@@ -90,19 +93,18 @@ def finish(
     last = jnp.maximum(counts - 1, 0)
     by_sequence = jnp.take_along_axis(by_sequence, last[:, None, None, None], axis=1)
     moved = tuple(
-        SequenceState(
-            Recurrent(state.recurrent.position + counts[index], state.recurrent.ple, state.recurrent.mixers),
-            state.caches,
-        )
+        replace(state, recurrent=replace(state.recurrent, position=state.recurrent.position + counts[index]))
         for index, state in enumerate(states)
     )
-    return head(weights, by_sequence[:, 0], plan), moved
+    return head(weights.head, weights.hc_out, by_sequence[:, 0], plan), moved
 
 
-def head(weights: Weights, streams: Float[Array, "all s d"], plan: Plan) -> Float[Array, "all v"]:
-    """Logits of every token."""
-    x, _ = read_streams(weights.hc_out, streams, plan.config)
-    return x @ weights.head
+def head(
+    matrix: Float[Array, "d v"], connection: HyperConnection, streams: Float[Array, "all s d"], plan: Plan
+) -> Float[Array, "all v"]:
+    """Logits of every token, mixed by the connection of whoever the streams are of: the trunk or the draft head."""
+    x, _ = read_streams(connection, streams, plan.config)
+    return x @ matrix
 
 
 def forward(
@@ -119,6 +121,25 @@ def forward(
 
     Of each sequence's tokens the first `counts` are real, the rest is padding and leaves no trace.
     """
+    streams, states = run_trunk(weights, tokens, packed, states, counts, plan, dequantize, record)
+    logits, states = finish(weights, streams, states, counts, plan)
+    return logits, streams, states
+
+
+def run_trunk(
+    weights: Weights,
+    tokens: Int[Array, "sequences t"],
+    packed: UInt8[Array, "rows row_bytes"],
+    states: States,
+    counts: Counts,
+    plan: Plan,
+    dequantize: Dequantize,
+    record: Record = ignore,
+) -> tuple[Float[Array, "all s d"], States]:
+    """All layers, and the draft head, where there is one, following them; positions stand where they stood.
+
+    Without counts the states are left open, for `settled`.
+    """
     layer = plan.config.ple.layer
     streams = embed(weights.embedding, tokens, plan)
     streams, states = run_layers(weights.layers, range(layer), streams, states, counts, plan, record)
@@ -127,12 +148,57 @@ def forward(
     streams, states = run_layers(
         weights.layers, range(layer, plan.config.layers), streams, states, counts, plan, record
     )
-    logits, states = finish(weights, streams, states, counts, plan)
-    return logits, streams, states
+    if weights.draft is not None:
+        states = follow(weights.embedding, weights.draft, tokens, streams, states, counts, plan)
+    return streams, states
+
+
+def follow(
+    embedding: Float[Array, "v d"],
+    draft: DraftHead,
+    tokens: Int[Array, "sequences t"],
+    streams: Float[Array, "all s d"],
+    states: States,
+    counts: Counts,
+    plan: Plan,
+) -> States:
+    """The draft head takes in what the trunk was fed; the last residual waits for the next token.
+
+    Only its keys and values are kept, so that the compiler leaves out all that comes after them.
+    """
+    wholes = []
+    for state, piece in zip(states, jnp.split(streams, len(states)), strict=True):
+        assert state.recurrent.residual is not None
+        wholes.append(jnp.concatenate([state.recurrent.residual, piece]))
+    before = _joined([whole[:-1] for whole in wholes])
+    _, states = run_draft_head(embedding, draft, tokens, before, states, counts, plan)
+    after = []
+    for index, (state, whole) in enumerate(zip(states, wholes, strict=True)):
+        kept = whole if counts is None else jax.lax.dynamic_slice_in_dim(whole, counts[index], 1)
+        after.append(replace(state, recurrent=replace(state.recurrent, residual=kept)))
+    return tuple(after)
+
+
+def run_draft_head(
+    embedding: Float[Array, "v d"],
+    draft: DraftHead,
+    tokens: Int[Array, "sequences t"],
+    residuals: Float[Array, "all s d"],
+    states: States,
+    counts: Counts,
+    plan: Plan,
+) -> tuple[Float[Array, "all s d"], States]:
+    """The head's streams at these tokens, each with the residual of the position before."""
+    config = plan.config
+    token = normalise(embedding[tokens.reshape(-1)], config.rms_eps) * draft.enorm
+    before = normalise(residuals, config.rms_eps) * draft.hnorm
+    joined = (token @ draft.from_token)[:, None, :] + before @ draft.from_residual
+    numbers = range(config.layers, config.layers + 1)
+    return run_layers({config.layers: draft.layer}, numbers, joined, states, counts, plan)
 
 
 def _mix(
-    layer: Layer, number: int, x: Float[Array, "all d"], states: States, counts: Int[Array, "sequences"], plan: Plan
+    layer: Layer, number: int, x: Float[Array, "all d"], states: States, counts: Counts, plan: Plan
 ) -> tuple[Float[Array, "all d"], States]:
     """The token mixer of one layer, sequence by sequence between its two projections."""
     projected = jnp.split(x @ layer.mixer.project, len(states))
@@ -142,20 +208,22 @@ def _mix(
         mixer, caches = state.recurrent.mixers[number], state.caches
         if isinstance(layer.mixer, DeltaNet):
             assert isinstance(mixer, DeltaState)
-            out, mixer = delta_net(layer.mixer, projected[index], mixer, counts[index], plan)
+            out, mixer = delta_net(layer.mixer, projected[index], mixer, _of(counts, index), plan)
         else:
-            assert isinstance(mixer, IndexState)
-            ratio = plan.config.compress_ratios[number]
-            start = state.recurrent.position
+            cache, ratio, start = caches[place], plan.layers[number][0], state.recurrent.position
+            assert isinstance(mixer, IndexState) and cache is not None
             out, mixer, cache = attention(
-                layer.mixer, projected[index], start, counts[index], mixer, caches[place], ratio, plan
+                layer.mixer, projected[index], start, _of(counts, index), mixer, cache, ratio, plan
             )
             caches = _replaced(caches, place, cache)
         outs.append(out)
-        recurrent = state.recurrent
-        mixers = _replaced(recurrent.mixers, number, mixer)
-        after.append(SequenceState(Recurrent(recurrent.position, recurrent.ple, mixers), caches))
+        mixers = _replaced(state.recurrent.mixers, number, mixer)
+        after.append(SequenceState(replace(state.recurrent, mixers=mixers), caches))
     return _joined(outs) @ layer.mixer.out, tuple(after)
+
+
+def _of(counts: Counts, index: int) -> Int[Array, ""] | None:
+    return None if counts is None else counts[index]
 
 
 def _replaced(items: tuple[Any, ...], place: int, item: Any) -> tuple[Any, ...]:

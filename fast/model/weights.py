@@ -14,7 +14,7 @@ import numpy as np
 
 from model_file.config import ModelConfig
 from model_file.gguf_file import GgufFile
-from model_file.tensors import MODEL, OUTPUT_CONNECTION, layer_groups
+from model_file.tensors import MODEL, OUTPUT_CONNECTION, Group, head_groups, layer_groups
 from model_file.weights import FloatArray, WeightSource
 from reference.shapes import Array, Float
 
@@ -96,13 +96,27 @@ class Layer:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class DraftHead:
+    """The MTP head. `from_token` and `from_residual` are the two halves of eh_proj."""
+
+    from_token: Float[Array, "d d"]
+    from_residual: Float[Array, "d d"]
+    enorm: Float[Array, "d"]
+    hnorm: Float[Array, "s d"]
+    layer: Layer
+    hc_out: HyperConnection
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Weights:
-    """All weights of the trunk but the PLE table."""
+    """All weights of the trunk but the PLE table, and the draft head where one is used."""
 
     embedding: Float[Array, "v d"]
     layers: tuple[Layer, ...]
     hc_out: HyperConnection
     head: Float[Array, "d v"]
+    draft: DraftHead | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -119,12 +133,29 @@ def load_weights(model: GgufFile, config: ModelConfig) -> Weights:
     ends = source.group("", MODEL)
     weights = Weights(
         embedding=_device(ends["token_embd"]),
-        layers=tuple(_layer(source, config, layer) for layer in range(config.layers)),
+        layers=tuple(_layer(source, layer_groups(config, layer)) for layer in range(config.layers)),
         hc_out=_hyper_connection(source.group("output_hc_", OUTPUT_CONNECTION)),
         head=_device(ends.get("output", ends["token_embd"]).T),
     )
     source.check_all_read()
     return weights
+
+
+def load_draft_head(model: GgufFile, config: ModelConfig) -> DraftHead:
+    """The MTP head of an open file that has one. Raises: InputError as `load_weights`."""
+    source, groups = WeightSource(model, config, head=True), head_groups(config)
+    part = source.group(*groups["head"])
+    from_token, from_residual = np.split(part["eh_proj"], 2, axis=1)
+    head = DraftHead(
+        from_token=_device(from_token.T),
+        from_residual=_device(from_residual.T),
+        enorm=_device(part["enorm"]),
+        hnorm=_device(part["hnorm"]),
+        layer=_layer(source, {name: place for name, place in groups.items() if name not in ("head", "hc_head")}),
+        hc_out=_hyper_connection(source.group(*groups["hc_head"])),
+    )
+    source.check_all_read()
+    return head
 
 
 Part = dict[str, FloatArray]
@@ -141,9 +172,9 @@ def _beside(*matrices: FloatArray) -> Array:
     return _device(np.concatenate(matrices, axis=-2).swapaxes(-1, -2))
 
 
-def _layer(source: WeightSource, config: ModelConfig, layer: int) -> Layer:
-    parts = {name: source.group(*place) for name, place in layer_groups(config, layer).items()}
-    linear = config.linear_layers[layer]
+def _layer(source: WeightSource, groups: dict[str, tuple[str, Group]]) -> Layer:
+    parts = {name: source.group(*place) for name, place in groups.items()}
+    linear = "ssm_a" in parts["mixer"]
     return Layer(
         hc_mixer=_hyper_connection(parts["hc_attn"]),
         mixer=_delta_net(parts["mixer"]) if linear else _attention(parts["mixer"], parts.get("indexer")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -42,6 +42,18 @@ def run(
             metavar="NAME", help="Of matrix products: highest, high or default. Below highest, tokens may differ."
         ),
     ] = "highest",
+    draft: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Tokens that the MTP head guesses before each step; the ids stay the same."
+        ),
+    ] = 0,
+    mtp: Annotated[
+        Path | None,
+        typer.Option(
+            "--mtp", metavar="FILE", readable=False, help="The file that holds the MTP head. Default: the model's own."
+        ),
+    ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.")] = False,
     json_file: JsonFile = None,
     cache_dir: CacheDir = None,
@@ -55,6 +67,8 @@ def run(
         plegate run --prompt "Once upon a time"
 
         plegate run model.gguf --tokens ids.json -n 32 --mode prefetch
+
+        plegate run model.gguf --mtp head.gguf --draft 3 --prompt "Once upon a time"
 
     Exit codes: 0 done, 2 bad input, 3 the model or the mode cannot be run here.
     """
@@ -73,7 +87,7 @@ def run(
 
     if (prompt is None) == (tokens is None):
         raise InputError("give one of --prompt TEXT and --tokens FILE")
-    write = outputs({"--json": json_file}, [model, tokens])
+    write = outputs({"--json": json_file}, [model, tokens, mtp])
     with ExitStack() as stack:
         with stages() as say:
             say("opening the model")
@@ -84,9 +98,10 @@ def run(
             needed = context or len(ids) + generate
             check_context(file.paths[0], config.context, needed, "use a shorter prompt or a smaller --generate")
             reader = stack.enter_context(open_rows(locate_table(file), mode))
-            chosen_room = {} if context is None else {"context": context}
             programs = cache_folder(cache_dir) / "programs"
-            settings = engine_settings(needed, chunk=chunk, precision=precision, cache_dir=programs, **chosen_room)
+            chosen: dict[str, Any] = {"draft": draft, "mtp": None if mtp is None else str(mtp)}
+            chosen |= {} if context is None else {"context": context}
+            settings = engine_settings(needed, chunk=chunk, precision=precision, cache_dir=programs, **chosen)
             engine = stack.enter_context(FastEngine(file, reader, settings))
             say("compiling" if not ids else f"compiling, and {len(ids)} tokens of prompt")
             sequence = engine.new_sequence()
@@ -94,15 +109,17 @@ def run(
             of_prompt = _spent(engine.timings)
         out = _Words(file, prompt is not None)
         stops = set() if ignore_eos else _end_tokens(file, engine)
-        chosen = []
-        for token, _ in sequence.generate(min(generate, settings.context - len(ids))):
+        answer = []
+        steps = sequence.generate(min(generate, settings.context - len(ids)))
+        for token, _ in steps:
             if token in stops:
                 break
-            chosen.append(token)
+            answer.append(token)
             out.add(token)
         out.end()
-        _report(engine.timings, of_prompt, len(chosen))
-        write({"--json": lambda: {"prompt": ids, "tokens": chosen, "timings": engine.timings.as_dict()}})
+        _report(engine.timings, of_prompt, len(answer))
+        counts = {"draft_n": engine.timings.drafted, "draft_n_accepted": engine.timings.accepted} if draft else {}
+        write({"--json": lambda: {"prompt": ids, "tokens": answer, **counts, "timings": engine.timings.as_dict()}})
 
 
 def _end_tokens(file: GgufFile, engine: FastEngine) -> set[int]:
@@ -158,5 +175,7 @@ def _report(timings: Timings, of_prompt: tuple[int, float, float], written: int)
     last = (
         f"compiled in {seconds(timings.compile_s)}, rows read in {seconds(timings.gather_s)}, {written} tokens written"
     )
-    for text in (line("prompt", *of_prompt), line("answer", *answer), last):
+    if timings.drafted:
+        last = f"{count(timings.accepted)} of {count(timings.drafted)} guesses of the MTP head accepted\n{last}"
+    for text in (line("prompt", *of_prompt), line("answer", *answer), *last.splitlines()):
         print_line(text, screen(stderr=True))

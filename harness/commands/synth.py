@@ -21,6 +21,14 @@ class PresetName(StrEnum):
     mini = "mini"
 
 
+class HeadPlace(StrEnum):
+    """Likewise."""
+
+    none = "none"
+    inside = "inside"
+    alone = "alone"
+
+
 def synth(
     preset: Annotated[
         PresetName,
@@ -59,6 +67,12 @@ def synth(
     width: Annotated[
         int | None, typer.Option(metavar="W", help="Values in a row, for `table` alone. Default: Flash-Next's 160.")
     ] = None,
+    head: Annotated[
+        HeadPlace,
+        typer.Option(
+            help="An MTP head (random too): `inside` the file, or `alone`, as a file for --mtp beside the same model."
+        ),
+    ] = HeadPlace.none,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
     json_file: JsonFile = None,
 ) -> None:
@@ -84,12 +98,12 @@ def synth(
     from harness.errors import EXIT_DIFFERENT, EXIT_EQUAL
     from harness.pages.numbers import count, seconds
     from harness.pages.tables import print_line
-    from harness.synth import make_model, make_recipe
+    from harness.synth import Head, make_model, make_recipe
     from harness.synth.digests import RECORDED
     from harness.synth.table import table_type as type_named
 
     kind = None if table_type is None else type_named(table_type)
-    recipe = make_recipe(preset.value, seed=seed, rows=rows, gib=gib, table_kind=kind, row_width=width)
+    recipe = make_recipe(preset.value, seed=seed, rows=rows, gib=gib, table_kind=kind, row_width=width, head=Head(head))
     path = Path(f"{preset.value}.gguf") if out is None else out
     write = outputs({"--json": json_file}, [path])
     started_s, size_bytes, done = time.perf_counter(), recipe.size_bytes, 0

@@ -5,6 +5,6 @@ It may import `model_file` and the harness's errors and atomic files: models are
 
 from harness.synth.making import cache_folder, ensure_model, make_model
 from harness.synth.presets import PRESETS
-from harness.synth.recipe import Recipe, make_recipe
+from harness.synth.recipe import Head, Recipe, make_recipe
 
-__all__ = ["PRESETS", "Recipe", "cache_folder", "ensure_model", "make_model", "make_recipe"]
+__all__ = ["PRESETS", "Head", "Recipe", "cache_folder", "ensure_model", "make_model", "make_recipe"]

@@ -44,7 +44,8 @@ def _array(key: str, items: GGUFValueType, values: tuple[int, ...]) -> Entry:
 def _architecture(config: ModelConfig) -> list[Entry]:
     return [
         _key("vocab_size", _U32, config.vocab),
-        _key("block_count", _U32, config.layers),
+        _key("block_count", _U32, config.layers + len(config.skipped_layers)),
+        *([_key("nextn_predict_layers", _U32, len(config.skipped_layers))] if config.skipped_layers else []),
         _key("context_length", _U32, config.context),
         _key("embedding_length", _U32, config.width),
         _key("feed_forward_length", _U32, config.expert_width),
@@ -71,7 +72,11 @@ def _architecture(config: ModelConfig) -> list[Entry]:
         _key("attention.indexer.head_count", _U32, config.indexer_heads),
         _key("attention.indexer.key_length", _U32, config.indexer_width),
         _key("attention.indexer.top_k", _U32, config.top_k),
-        _array("attention.compress_ratios", _I32, config.compress_ratios),
+        _array(
+            "attention.compress_ratios",
+            _I32,
+            config.compress_ratios + (config.head_ratio,) * bool(config.skipped_layers),
+        ),
     ]
 
 

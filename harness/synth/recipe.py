@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property, partial
 
 from gguf import GGMLQuantizationType
@@ -18,9 +19,17 @@ from harness.synth.vocabulary import Vocabulary, build_vocabulary
 from harness.synth.weights import Weight, model_weights
 from model_file.config import ModelConfig
 from model_file.errors import InputError
-from model_file.tensors import TABLE
+from model_file.tensors import MODEL, TABLE, head_groups, trunk_groups
 
 _PIECE_BYTES = 8 << 20
+
+
+class Head(StrEnum):
+    """Where a model's MTP head is: nowhere, inside the file, or in a file that holds the head and no trunk."""
+
+    none = "none"
+    inside = "inside"
+    alone = "alone"
 
 
 @dataclass(frozen=True)
@@ -31,12 +40,14 @@ class Recipe:
     seed: int
     rows: int
     table_kind: GGMLQuantizationType
+    head: Head = Head.none
 
     @property
     def label(self) -> str:
         """The name that its recorded digest and its cached file go by."""
         width = self.preset.config.ple.row_width
-        return f"{self.preset.name}-seed{self.seed}-{self.rows}x{width}-{self.table_kind.name}"
+        head = {Head.none: "", Head.inside: "-with-head", Head.alone: "-head-alone"}[self.head]
+        return f"{self.preset.name}-seed{self.seed}-{self.rows}x{width}-{self.table_kind.name}{head}"
 
     @property
     def row_bytes(self) -> int:
@@ -50,6 +61,9 @@ class Recipe:
         constants = fitted_hash(
             self.rows, old.order, old.heads_per_ngram, config.vocab, old.eos, self.preset.base_limit
         )
+        if self.head != Head.none:
+            ratio = max(config.compress_ratios)
+            config = replace(config, skipped_layers=(config.layers,), head_ratio=ratio)
         return replace(config, name=f"plegate {self.label}", ple=replace(config.ple, hash=constants))
 
     @cached_property
@@ -64,8 +78,11 @@ class Recipe:
         table = PlannedTensor(TABLE, shape, self.table_kind, partial(_table_pieces, self))
         if not self.preset.complete:
             return [table]
-        weights = model_weights(self.config, self.vocabulary.quiet, self.preset.weight_kind, self.preset.tied)
-        return [*(_planned(weight, self) for weight in weights), table]
+        trunk = [("", MODEL)] if self.head == Head.alone else [*trunk_groups(self.config)]
+        groups = [*trunk, *head_groups(self.config).values()]
+        preset = self.preset
+        weights = model_weights(groups, self.config, self.vocabulary.quiet, preset.weight_kind, preset.tied)
+        return [*(_planned(weight, self) for weight in weights), *[table] * (self.head != Head.alone)]
 
     @cached_property
     def header(self) -> bytes:
@@ -86,6 +103,7 @@ def make_recipe(
     gib: float | None = None,
     table_kind: GGMLQuantizationType | None = None,
     row_width: int | None = None,
+    head: Head = Head.none,
 ) -> Recipe:
     """The recipe of a preset; an option left out takes the preset's default.
 
@@ -110,7 +128,9 @@ def make_recipe(
         if not math.isfinite(gib * 2**30):
             raise InputError(f"--gib {gib}: expected a number of GiB, such as 6 or 0.5")
         rows = int(gib * 2**30) // packed_bytes
-    recipe = Recipe(preset, seed, preset.rows if rows is None else rows, kind)
+    if head != Head.none and not preset.complete:
+        raise InputError(f"--head {head}: {name} is a table alone, to which no MTP head belongs; leave it out")
+    recipe = Recipe(preset, seed, preset.rows if rows is None else rows, kind, head)
     assert recipe.config.layers, "made here, so that too few rows are refused here"
     return recipe
 

@@ -8,7 +8,7 @@ output for inputs of root mean square 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -17,7 +17,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from harness.synth.bits import BitStream, Bytes, Float32, around_one, uniform, weight_scale
 from model_file.config import ModelConfig
-from model_file.tensors import Tensor, sizes, trunk_groups
+from model_file.tensors import Group, Tensor, sizes
 
 F32 = GGMLQuantizationType.F32
 _PIECE_VALUES = 1 << 20
@@ -141,12 +141,14 @@ _OTHERS = {
 
 
 def model_weights(
-    config: ModelConfig, quiet: frozenset[int], large: GGMLQuantizationType, tied: bool = False
+    groups: Iterable[tuple[str, Group]],
+    config: ModelConfig,
+    quiet: frozenset[int],
+    large: GGMLQuantizationType,
+    tied: bool = False,
 ) -> list[Weight]:
-    """All tensors of a complete model but the PLE table, in file order. large: the format of quantizable matrices.
-
-    tied: without an output matrix.
-    """
+    """The tensors of these groups, in file order. large: the format of quantizable matrices; tied: without an output
+    matrix."""
     return [
         Weight(
             prefix + tensor.name,
@@ -154,7 +156,7 @@ def model_weights(
             large if tensor.quantized else F32,
             _fill_of(tensor, quiet),
         )
-        for prefix, group in trunk_groups(config)
+        for prefix, group in groups
         for tensor in group
         if not (tied and tensor.optional)
     ]

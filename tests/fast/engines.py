@@ -54,11 +54,11 @@ def opened(name: str, mode: str = "mmap", chunk: int = 64, **settings: Any) -> I
 
 
 @cache
-def shared(name: str, chunk: int = 64) -> FastEngine:
+def shared(name: str, chunk: int = 64, **settings: Any) -> FastEngine:
     """An engine that stays open for all tests; nobody may change its settings."""
     model = open_gguf(find(f"{name}.gguf"))
     reader = open_rows(locate_table(model), "resident")
-    return FastEngine(model, reader, _settings(chunk))
+    return FastEngine(model, reader, _settings(chunk, **settings))
 
 
 def _settings(chunk: int, **settings: Any) -> EngineSettings:

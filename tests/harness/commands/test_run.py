@@ -109,3 +109,19 @@ def test_value_heads_are_regrouped_for_checkpoints() -> None:
     order = grouped_order(config)
     assert order.tolist() == [0, 2, 4, 1, 3, 5]
     assert [head % 2 for head in order] == [place // 3 for place in range(6)]
+
+
+def test_run_drafts_and_counts_as_llama_server_does(tmp_path: Path) -> None:
+    known = json.loads(find("tiny-mtp.json").read_text())
+    counted = next(run for run in known["runs"] if run["n"] == 2)
+    ids = write_ids(tmp_path, known["prompts"][counted["prompt"]])
+    options = ("--tokens", ids, "-n", len(counted["tokens"]), "--ignore-eos", "--json", tmp_path / "run.json")
+    model = find("tiny-mtp.gguf")
+    for beside in ((), ("--mtp", model)):
+        invoke("run", model, *options, "--draft", 2, *beside)
+        record = json.loads((tmp_path / "run.json").read_text())
+        assert {name: record[name] for name in ("tokens", "draft_n", "draft_n_accepted")} == {
+            name: counted[name] for name in ("tokens", "draft_n", "draft_n_accepted")
+        }
+    invoke("run", model, *options)
+    assert "draft_n" not in json.loads((tmp_path / "run.json").read_text())

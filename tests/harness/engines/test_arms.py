@@ -15,6 +15,7 @@ from harness.measure.process import Process
 from harness.measure.runner import Runner
 from harness.measure.store import RunPlan, Store
 from model_file.errors import InputError
+from tests.conftest import FIXTURES
 from tests.harness.measure.conftest import MACHINE
 
 ROOT = Path(__file__).parents[3]
@@ -38,6 +39,8 @@ OTHERS = {
     "checkpoints": "3",
     "checkpoint_every": "5",
     "overlap": "off",
+    "draft": "2",
+    "mtp": str(FIXTURES / "tiny-mtp.gguf"),
 }
 VALUES: dict[str, Any] = {"staging_bytes": 2 << 20, "cache_bytes": 1 << 20, "buckets": [16, 64], "overlap": False}
 VALUES |= {"precision": "high"}
@@ -189,11 +192,9 @@ def _opened(tiny: Path, folder: Path, text: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def with_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """What is in force in a process whose arm names every setting."""
-    from tests.conftest import FIXTURES
-
     folder = tmp_path_factory.mktemp("settings")
     parts = ",".join(f"{name}={OTHERS[name]}" for name in (*ROW_SETTINGS, *ENGINE_SETTINGS) if name in OTHERS)
-    yield _opened(FIXTURES / "tiny-quant.gguf", folder, f"x=auto,{parts}")
+    yield _opened(FIXTURES / "tiny-mtp.gguf", folder, f"x=auto,{parts}")
 
 
 @pytest.mark.parametrize("name", [*ROW_SETTINGS, *ENGINE_SETTINGS])

@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from harness.commands.synth import PresetName, synth
-from harness.synth import PRESETS, digests
+from harness.commands.synth import HeadPlace, PresetName, synth
+from harness.synth import PRESETS, Head, digests
 from model_file.errors import InputError
 
 APP = typer.Typer()
@@ -28,8 +28,9 @@ def run(*arguments: str) -> Any:
     return result
 
 
-def test_presets_of_the_command_are_the_makers() -> None:
+def test_choices_of_the_command_are_the_makers() -> None:
     assert [preset.value for preset in PresetName] == list(PRESETS)
+    assert [place.value for place in HeadPlace] == list(Head)
 
 
 def test_a_model_is_made_and_its_digest_printed(tmp_path: Path) -> None:
