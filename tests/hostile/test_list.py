@@ -25,6 +25,7 @@ def test_every_test_in_the_list_is_there_and_marked() -> None:
             source = (TESTS / file).read_text()
             assert not name or f"def {name}(" in source, line
             marked = file.startswith("hostile/") or f"{file}::{name}".startswith(HOSTILE) or "mark.hostile" in source
+            marked |= "= pytest.mark.slow" in source  # oracles, for `nox -s slow` and `nox -s oracles`
             assert marked, f"{file}::{name} is no hostile test: {line}"
     assert found > 40
     for each in HOSTILE:
