@@ -1,4 +1,4 @@
-"""A sparse table of more than 2^32 rows, with rows written where a number cut short would confuse them."""
+"""A sparse table of more than 2^32 rows in two files, with rows written where a number cut short would confuse them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from harness.oracle import Ids
 ROWS = (1 << 32) + (1 << 25)
 WIDTH, ROW_BYTES = 32, 18  # one block of IQ4_NL: the smallest packed row, so that most file systems hold such a file
 FIRST = 12_345
+SECOND = 1 << 32, 64  # the first row of the second file, and the byte that it begins at
 _BITS = (16, 24, 32)
 
 
@@ -38,17 +39,22 @@ def colliding_ids() -> list[int]:
 
 @contextmanager
 def far_rows(folder: Path | None) -> Iterator[FarRows]:
-    """The table in a file that is removed again. folder: where, None for the system's temporary one.
+    """The table in files that are removed again. folder: where, None for the system's temporary one.
 
     Raises: OSError where the file system holds no such file.
     """
-    with tempfile.NamedTemporaryFile(prefix="far-rows-", suffix=".table", dir=folder) as file:
-        os.ftruncate(file.fileno(), ROWS * ROW_BYTES)
-        ids = colliding_ids()
-        for place, row in enumerate(ids):
-            content = np.random.Philox(key=place + 1).random_raw(3).view(np.uint8)[:ROW_BYTES].copy()
-            content[1] = 0x2C  # the scale, a small number
-            os.pwrite(file.fileno(), content.tobytes(), row * ROW_BYTES)
-        path = Path(file.name)
-        table = Table(gguf.GGMLQuantizationType.IQ4_NL, ROWS, WIDTH, ROW_BYTES, (Segment(path, 0, 0, ROWS),))
+    (start, offset), ids = SECOND, colliding_ids()
+    with tempfile.TemporaryDirectory(prefix="far-rows-", dir=folder) as name:
+        first, second = Path(name, "1.table"), Path(name, "2.table")
+        segments = (Segment(first, 0, 0, start), Segment(second, offset, start, ROWS - start))
+        for segment in segments:
+            segment.path.touch()
+            os.truncate(segment.path, segment.offset_bytes + segment.rows * ROW_BYTES)
+        table = Table(gguf.GGMLQuantizationType.IQ4_NL, ROWS, WIDTH, ROW_BYTES, segments)
+        with first.open("r+b") as low, second.open("r+b") as high:
+            for place, row in enumerate(ids):
+                content = np.random.Philox(key=place + 1).random_raw(3).view(np.uint8)[:ROW_BYTES].copy()
+                content[1] = 0x2C  # the scale, a small number
+                file = low if row < start else high
+                os.pwrite(file.fileno(), content.tobytes(), table.place(row)[1])
         yield FarRows(table, np.array(ids, np.uint64))
