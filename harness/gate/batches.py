@@ -74,13 +74,16 @@ def check_count(table: Table, count: int) -> None:
 
 
 def random_rows(table: Table, count: int, seed: int) -> Ids:
-    """Random rows, and those that go wrong first: first and last, both sides of a shard's end, neighbours, repeats."""
+    """Random rows, and those that go wrong first: first and last, both sides of a shard's end, neighbours, repeats.
+
+    A third of many rows are neighbours: enough that a window of them is longer than small staging memory.
+    """
     ends = [segment.first_row for segment in table.segments] + [segment.first_row - 1 for segment in table.segments[1:]]
     special = [
         0,
         table.rows - 1,
         *ends,
-        *range(table.rows // 2, min(table.rows // 2 + 50, table.rows)),
+        *range(table.rows // 2, min(table.rows // 2 + max(50, count // 3), table.rows)),
         0,
         table.rows - 1,
     ]
