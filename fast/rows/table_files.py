@@ -68,10 +68,6 @@ class TableFiles:
         """Descriptor of each row: one number when there is one segment."""
         return self._descriptors[0] if len(self._descriptors) == 1 else self._array[self.table.segment_of(ids)]
 
-    def descriptor(self, segment: int) -> int:
-        """Descriptor of one segment."""
-        return self._descriptors[segment]
-
     def of_segments(self, segments: npt.NDArray[np.intp]) -> npt.NDArray[np.int32] | int:
         """Descriptor of each segment index."""
         return self._descriptors[0] if len(self._descriptors) == 1 else self._array[segments]

@@ -38,8 +38,12 @@ def dense_experts(weights: Experts, x: np.ndarray, used: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("tokens", [1, DIRECT_TOKENS, DIRECT_TOKENS + 1, 16, 48, 160])
-@pytest.mark.parametrize("taste", ["even", "all the same", "one of them"])
-def test_experts_equal_the_dense_sum_however_tokens_are_spread(tokens: int, taste: str) -> None:
+@pytest.mark.parametrize("taste", ["even", "all the same", "one of them", "even, tiles in groups of 2"])
+def test_experts_equal_the_dense_sum_however_tokens_are_spread(
+    tokens: int, taste: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "groups" in taste:
+        monkeypatch.setattr("fast.model.experts.COPIED_FLOATS", 2 * 3 * 24 * 10)  # of two experts
     plan = shared("tiny").plan
     plan = plan_for(replace(plan.config, experts=8, experts_used=2), 0, EngineSettings(context=64, chunk=16))
     rng, width, hidden, shared_width = np.random.default_rng(tokens), 24, 10, 6
@@ -51,6 +55,6 @@ def test_experts_equal_the_dense_sum_however_tokens_are_spread(tokens: int, tast
     elif taste == "one of them":
         x[:-1] = x[0]
     weights = Experts(read, normal(shared_width, width), normal(8, 2 * hidden, width), normal(8, width, hidden))
-    found = np.asarray(jax.jit(experts, static_argnums=2)(weights, jnp.asarray(x), plan))
+    found = np.asarray(jax.jit(lambda *given: experts(*given, plan))(weights, jnp.asarray(x)))  # compiled anew each time
     expected = dense_experts(weights, x, 2)
     assert np.abs(found - expected).max() <= 2e-5 * np.abs(expected).max()
