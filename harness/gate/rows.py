@@ -30,6 +30,7 @@ Report = Callable[[str], None]
 SINGLE_TOKENS = 24  # of each prompt, gathered one at a time as decode does it: modes treat small batches another way
 CACHE_ROWS = 128  # small, so that rows of most prompts push each other out
 EVIDENCE_ROWS = 256  # gathered while the kernel is watched: enough that each mode's own way shows
+FAR_REPEATS = 16  # so many times the far rows are one batch, which is then more than a first portion of `auto`
 RANDOM_ROWS = 12_288  # more than one portion of every mode that reads in portions, and two of `auto`
 SMALL_PORTIONS: dict[str, Any] = {
     "queue_depth": 16, "workers": 4, "slice_reads": 8, "range_pages": 2, "advise_ranges": 8, "advise_rows": 64,
@@ -163,19 +164,21 @@ class RowJudge:
             notes.add("packed rows", "packed", found, expected.packed, f"{words}: ")
 
     def _judge_far(self, verdict: ModeVerdict, source: ModeSource) -> None:
-        """Rows beyond 2^32, and a cache that is asked for rows which share their slot and their low bits."""
+        """Rows beyond 2^32, from cold pages and again, and a cache asked for rows that share slot and low bits."""
         if self.far is None:
             return
-        expected = expect_rows(self.far.table, self.far.ids, "rows that collide", 0)
+        expected = expect_rows(self.far.table, np.tile(self.far.ids, FAR_REPEATS), "rows that collide", 0)
         notes = Notes(verdict.findings, expected, self.far.table, self.without)
+        residency.evict(self.far.table)
         with open_rows(self.far.table, source.mode, self.settings) as reader:
-            found = reader.gather(expected.ids, out=_poisoned(expected.packed))
-            notes.add("packed rows", "packed", found, expected.packed, "far out in a table: ")
+            for turn in ("first", "second"):
+                found = reader.gather(expected.ids, out=_poisoned(expected.packed))
+                notes.add("packed rows", "packed", found, expected.packed, f"far out in a table, {turn} time: ")
             if "row cache" not in self.without and not notes.found("packed rows"):
                 self._judge_collisions(notes, reader, expected)
 
     def _judge_collisions(self, notes: Notes, reader: RowReader, expected: ExpectedRows) -> None:
-        ids, right = expected.ids, expected.packed
+        ids, right = (whole[: len(whole) // FAR_REPEATS] for whole in (expected.ids, expected.packed))
         for slots in (1, 3, 7):  # fewer than rows: most of them meet another one's slot
             cache = RowCache(reader, slots * (right.shape[1] + 8))
             for turn, order in enumerate((range(len(ids)), range(len(ids) - 1, -1, -1))):
