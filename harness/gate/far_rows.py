@@ -57,5 +57,6 @@ def far_rows(folder: Path | None) -> Iterator[FarRows]:
                 content[1] = 0x2C  # the scale, a small number
                 file = low if row < start else high
                 os.pwrite(file.fileno(), content.tobytes(), table.place(row)[1])
-            os.fsync(low.fileno()), os.fsync(high.fileno())  # a page that is not written yet cannot be evicted
+            for file in (low, high):
+                os.fsync(file.fileno())  # a page that is not written yet cannot be evicted
         yield FarRows(table, np.array(ids, np.uint64))
