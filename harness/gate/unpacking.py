@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fast.rows import Segment, Table
-from fast.rows.dequantize import dequantize_numpy, dequantize_on_device
+from fast.rows import Segment, Table, dequantize
 from harness.gate.checks import Finding
 from harness.gate.rows import ExpectedRows, Notes, expect_rows
 from harness.oracle import TABLE_TYPES, Float32, Packed
@@ -37,8 +36,8 @@ def judge_types(findings: list[Finding], without: Collection[str]) -> None:
             path.write_bytes(table_blocks(BitStream("types", 0, kind.name).take(MADE_ROWS * size), kind).tobytes())
             table = Table(kind, MADE_ROWS, MADE_WIDTH, size, (Segment(path, 0, 0, MADE_ROWS),))
             expected = expect_rows(table, np.arange(MADE_ROWS, dtype=np.uint64), "made rows", 0)
-            device = np.array(dequantize_on_device(expected.packed, type=kind))
-            host = dequantize_numpy(expected.packed, kind)
+            device = np.array(dequantize.dequantize_on_device(expected.packed, type=kind))
+            host = dequantize.dequantize_numpy(expected.packed, kind)
             _judge(findings, expected, table, without, device, f"{kind.name}: ")
             _judge(findings, expected, table, without, host, f"{kind.name}, on the host: ")
 
@@ -48,7 +47,7 @@ def _on_device(packed: Packed, table: Table) -> Float32:
     for start in range(0, len(packed), PIECE_ROWS):
         piece = packed[start : start + PIECE_ROWS]
         padded = np.pad(piece, ((0, PIECE_ROWS - len(piece)), (0, 0)))
-        pieces.append(np.array(dequantize_on_device(padded, type=table.type))[: len(piece)])
+        pieces.append(np.array(dequantize.dequantize_on_device(padded, type=table.type))[: len(piece)])
     return np.concatenate(pieces)
 
 

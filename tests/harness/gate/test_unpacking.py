@@ -32,7 +32,7 @@ def test_a_wrong_value_of_any_type_is_found_and_named(kind: Any, monkeypatch: py
         values[-1, -1] += type is kind
         return values
 
-    monkeypatch.setattr(unpacking, "dequantize_numpy", wrong)
+    monkeypatch.setattr(dequantize, "dequantize_numpy", wrong)
     (finding,) = found()
     assert finding.check == "f32 rows"
     row = unpacking.MADE_ROWS - 1
