@@ -252,11 +252,12 @@ class _Model:
             return
         started = time.perf_counter()
         engine = self._engine.result()
-        whole = main or source.path is not None
-        runs = [run if whole else run.beside() for run in self.runs if run.case.generate]
+        if reads_rows := READS_ROWS in engine.abilities:
+            whole = main or source.path is not None
+        else:  # it reads the table its own way: once is enough
+            whole = main = verdict is self.result.modes[0]
+        runs = [run if whole else run.beside() for run in self.runs if run.case.generate and (whole or reads_rows)]
         mine = [run for run in runs if run is not None]
-        if READS_ROWS not in engine.abilities and verdict is not self.result.modes[0]:
-            mine = []  # it reads the table its own way: once is enough
         table = self.table if source.path is None else copy_of_table(source.path, self.table)
         try:
             with warnings.catch_warnings():
