@@ -43,8 +43,7 @@ class Difference:
     @property
     def margin(self) -> float | None:
         """The larger of both arms' margins, which must have moved for the ids to differ; None where none is known."""
-        known = [m for m in (self.margin_found, self.margin_expected) if m is not None and math.isfinite(m)]
-        return max(known) if known else None
+        return max((m for m in (self.margin_found, self.margin_expected) if m is not None), default=None)
 
     def message(self) -> str:
         """One sentence with everything needed to look at it."""
@@ -86,7 +85,7 @@ def follow(prompt: str, ids: Sequence[int], right: Sequence[int], first: Complet
             found.steps += 1
             found.tops.append(done.top[step - offset] if done.top else {})
             if token != right[step]:
-                margin = margins[step - offset] if margins else None
+                margin = known(margins[step - offset]) if margins else None
                 found.differences.append(Difference(prompt, step, token, right[step], margin))
                 break
         else:
@@ -112,6 +111,11 @@ def compare_text(prompt: str, found: str, expected: str) -> Difference | None:
     return one
 
 
+def known(margin: float) -> float | None:
+    """The margin; None where the arm told fewer than two logprobs, as for a token that ends inside a character."""
+    return margin if math.isfinite(margin) else None
+
+
 def margin_of(top: Top) -> float:
     """Best logprob minus the second, which is the margin of the logits; NaN where fewer than two are told."""
     ranked = sorted(top.values(), reverse=True)
@@ -128,8 +132,8 @@ def noise_of(pairs: Sequence[tuple[Followed, Sequence[float]]]) -> float | None:
         wrong = {difference.step for difference in followed.differences}
         steps = zip(followed.tops, margins, strict=False)
         changes += [abs(margin_of(top) - margin) for step, (top, margin) in enumerate(steps) if step not in wrong]
-    known = [change for change in changes if math.isfinite(change)]
-    return float(np.percentile(known, NOISE_PERCENTILE)) if len(known) >= LEAST_STEPS else None
+    told = [change for change in changes if math.isfinite(change)]
+    return float(np.percentile(told, NOISE_PERCENTILE)) if len(told) >= LEAST_STEPS else None
 
 
 @dataclass(frozen=True)

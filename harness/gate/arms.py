@@ -10,9 +10,10 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
-from fast.rows import locate_table, residency
+from fast.rows import Table, locate_table, residency
 from harness.answers.own import margins_of, producer_of, stale
 from harness.answers.record import Golden
 from harness.cases.case import Case, TokenPrompt
@@ -21,7 +22,7 @@ from harness.engines.arms import SERVERS, Arm
 from harness.engines.program import inspect_program
 from harness.engines.protocol import Completion
 from harness.errors import CannotRun
-from harness.gate.arm_compare import Difference, Followed, apart, compare_text, follow, noise_of
+from harness.gate.arm_compare import Difference, Followed, apart, compare_text, follow, known, noise_of
 from harness.gate.arm_evidence import ArmEvidence, in_memory, look_at
 from harness.gate.arm_runs import Answering, OfServer, Subject
 from harness.gate.arm_states import STATES, check_states
@@ -154,9 +155,10 @@ class _Judge:
         if verdict.not_run:
             return
         began, name = time.perf_counter(), verdict.arm.name
-        residency.evict(self.subject.table)
-        before = in_memory(self.subject.table)
         try:
+            self.table = self._table_of(verdict.arm)
+            residency.evict(self.table)
+            before = in_memory(self.table)
             with self.subject.answering(verdict.arm) as answering:
                 verdict.command, verdict.start_s = answering.command, answering.start_s
                 try:
@@ -172,9 +174,20 @@ class _Judge:
             verdict.not_run = str(reason)
         verdict.wall_s = time.perf_counter() - began
 
+    def _table_of(self, arm: Arm) -> Table:
+        """The table that an arm reads: that of a model of its own where its arguments name one."""
+        named = next((word for before, word in pairwise(arm.words) if before in _MODEL), None)
+        if named is None:
+            return self.subject.table
+        try:
+            with open_gguf(Path(named)) as model:
+                return locate_table(model)
+        except InputError as error:
+            raise CannotRun(f"{arm.name}: {error}") from None
+
     def _judge(self, verdict: ArmVerdict, answering: Answering, before: float | None) -> None:
         self._tokenized(verdict, answering)
-        process, table = answering.process, self.subject.table
+        process, table = answering.process, self.table
         ready = look_at(process, table) if process is not None else None
         answers: dict[str, Completion] = {}
         for prompt, count in self.prompts:
@@ -275,11 +288,11 @@ class _Judge:
         if one.found is None or one.expected is None:
             return
         margins = right.margins.get(one.prompt, ())
-        one.margin_expected = margins[one.step] if one.step < len(margins) else None
+        one.margin_expected = known(margins[one.step]) if one.step < len(margins) else None
         one.found_text, one.expected_text = self._text([one.found]), self._text([one.expected])
         may_be_close = verdict.strict is None or self.options.close_calls
-        known = one.margin is not None and verdict.noise is not None
-        one.close = may_be_close and known and one.margin < verdict.noise  # type: ignore[operator]
+        if may_be_close and one.margin is not None and verdict.noise is not None:
+            one.close = one.margin < verdict.noise
 
     def _text(self, ids: Sequence[int]) -> str:
         try:

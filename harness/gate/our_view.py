@@ -12,7 +12,7 @@ from fast.rows.resident import available_bytes
 from harness.engines.recorded import recorded
 from harness.engines.settings import engine_settings
 from harness.engines.table import load_engine
-from harness.gate.arm_compare import Difference, Followed, Top, apart, margin_of
+from harness.gate.arm_compare import Difference, Followed, Top, apart, known, margin_of
 from harness.gate.arm_runs import Subject, best_of, log_softmax
 from harness.gate.arm_verdicts import ArmVerdict
 from reference.closeness import gaps
@@ -85,7 +85,7 @@ class OurView:
         positions = {prompt - 1 + one.step: one for one in found}
         for one in found:
             best = best_of(logits[one.step], 2)
-            one.ours, one.margin_ours = next(iter(best)), margin_of(best)
+            one.ours, one.margin_ours = next(iter(best)), known(margin_of(best))
         for start, named in recorded(engine, seen[: max(positions) + 1]):
             calls = gaps(named, engine.config)
             for position in positions:

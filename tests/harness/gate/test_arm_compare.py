@@ -38,6 +38,8 @@ def test_a_prompt_that_differs_everywhere_ends_and_says_so() -> None:
     right = list(range(1, 40))
     found = follow("p", [7], right, done([0] * 39), lambda _, count: done([0] * count))
     assert (found.steps, len(found.differences), found.whole) == (MOST_FORCED, MOST_FORCED, False)
+    untold = Completion([9], 1, 0.0, 0.0, top=[{}])
+    assert follow("p", [7], [1], untold, lambda *_: untold).differences[0].margin_found is None  # and no NaN
     short = follow("p", [7], [1], done([0]), lambda *_: pytest.fail("nothing is left to ask for"))
     assert (short.steps, len(short.differences), short.whole) == (1, 1, True)
 
@@ -56,7 +58,7 @@ def test_noise_is_of_steps_that_agree_and_unknown_for_few() -> None:
 
 def test_the_larger_margin_of_a_difference_counts() -> None:
     assert Difference("p", 0, 1, 2, 0.1, 0.4).margin == 0.4
-    assert Difference("p", 0, 1, 2, math.nan, 0.4).margin == 0.4
+    assert Difference("p", 0, 1, 2, None, 0.4).margin == 0.4
     assert Difference("p", 0, 1, 2).margin is None
 
 

@@ -182,6 +182,17 @@ def test_states_are_equal_and_each_fault_is_found_by_the_one_that_asks(stand_in:
 
 
 @pytest.mark.usefixtures("no_view")
+def test_a_copy_is_looked_at_where_an_arm_names_one(stand_in: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(TINY.read_bytes())
+    result = judged(stand_in, "-lzm on", f"-lzm on -m {copy}", f"-m {tmp_path}/none.gguf")
+    assert verdicts(result) == ["equal", "equal", "not run"]
+    assert result.arms[1].strict
+    assert [arm.evidence and "advice random" in arm.evidence.way for arm in result.arms] == [True, True, None]
+    assert "no such file" in (result.arms[2].not_run or "")
+
+
+@pytest.mark.usefixtures("no_view")
 def test_a_running_server_and_the_other_protocol(stand_in: Path) -> None:
     with connect(parse_arm(f"x={stand_in} -lzm on"), Room(TINY, 256)).server as server:
         arms = (parse_arm(f"native={server.address}"), parse_arm(f"v1=openai:{server.address}"))
