@@ -5,7 +5,8 @@ that only the first one of a model and prompt loads an engine. Faults: id=K anot
 prompt_n=N more than were sent; slow=S seconds an answer; hang=N and die=N at request N; leak a child; slot: ids that
 depend on the slot; vocab an id outside; short one token fewer; stale after a cached prefix; text: ids are not told;
 flaky=N another id from request N on; restart: another id from the second start on; forgets what it was to remember;
-made-up: ids of a hash, without an engine. A second one beside it does not start.
+made-up: ids of a hash, without an engine; known=NUMBER of a fault of harness/diagnose. A second one beside it does not
+start.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ Step = tuple[int, list[tuple[int, float]]]
 class Engine:
     """Greedy steps with the best logprobs of each, from the kept answers or our engine."""
 
-    def __init__(self, model: Path, context: int, made_up: bool) -> None:
+    def __init__(self, model: Path, context: int, made_up: bool, known: str) -> None:
         self.model, self.context, self.inner = model, context, None
-        self.made_up = made_up
-        self.digest = "" if made_up else hashlib.sha256(model.read_bytes()).hexdigest()
+        self.made_up, self.known = made_up, known
+        self.digest = "" if made_up else hashlib.sha256(model.read_bytes()).hexdigest() + known
         self.folder = Path(os.environ["PLEGATE_STAND_IN_CACHE"])
 
     def steps(self, ids: list[int], count: int) -> list[Step]:
@@ -66,6 +67,8 @@ class Engine:
     def _computed(self, ids: list[int], count: int) -> list[Step]:
         import numpy as np
 
+        if self.known:
+            return self._wrong(ids, count)
         from fast.engine.engine import FastEngine
         from fast.rows import locate_table, open_rows
         from harness.engines.settings import engine_settings
@@ -84,6 +87,26 @@ class Engine:
             logits = sequence.feed([found[-1][0]], last_only=True)
         return found
 
+    def _wrong(self, ids: list[int], count: int) -> list[Step]:
+        """As an engine with a known fault answers."""
+        import numpy as np
+
+        from harness.diagnose.diagnosis import Diagnoser
+        from harness.diagnose.known import known_faults
+        from harness.diagnose.planted import changed
+        from harness.gate.arm_runs import best_of
+        from model_file.gguf_file import open_gguf
+
+        fault = known_faults()[int(self.known)]
+        found: list[Step] = []
+        with open_gguf(self.model) as file, Diagnoser(file, self.context) as diagnoser, changed(fault):
+            sequence = diagnoser.planted(fault, len(ids))
+            logits = sequence.feed(ids, 1)[-1]
+            for _ in range(count):
+                found.append((int(np.argmax(logits)), list(best_of(logits, TOP).items())))
+                logits = sequence.feed([found[-1][0]], 1)[-1]
+        return found
+
 
 class Server:
     """Slots, their prompts, and the faults."""
@@ -92,7 +115,7 @@ class Server:
         self.given, self.lock, self.requests = given, threading.Lock(), 0
         self.faults = dict(part.partition("=")[::2] for part in given.lazy_fault.split(",") if part)
         self.slots: list[list[int]] = [[] for _ in range(given.parallel)]
-        self.engine = Engine(given.model, given.ctx_size, "made-up" in self.faults)
+        self.engine = Engine(given.model, given.ctx_size, "made-up" in self.faults, self.faults.get("known", ""))
         self.vocab = 0
         self.held = self._open_table()
         mark = self.engine.folder / f"started {given.lazy_fault}"

@@ -82,6 +82,13 @@ def gate(
     restart: Annotated[
         bool, typer.Option("--restart/--no-restart", help="Start each server again, for its control.")
     ] = True,
+    diagnose: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME",
+            help="With --arm: how long to look for the known fault that a differing engine's answers follow; 0s: not.",
+        ),
+    ] = "10min",
     top: Annotated[int, typer.Option(min=2, max=100, metavar="N", help="Best logprobs that arms are asked for.")] = 10,
     start_limit: Annotated[
         str, typer.Option(metavar="TIME", help="How long a server may take to start, such as 90s.")
@@ -131,7 +138,7 @@ def gate(
     if arm or arms_file:
         from harness.commands.gate_arms import gate_arms
 
-        chosen = ArmChoice(arm or [], arms_file, common, golden, state or [], close_calls, restart, top)
+        chosen = ArmChoice(arm or [], arms_file, common, golden, state or [], close_calls, restart, top, diagnose)
         limits = {"start_limit_s": start_limit, "answer_limit_s": answer_limit}
         gate_arms(model, case or [], given, generate, quick, chosen, limits, files, cache_dir)
     sources = parse_modes(mode or [])

@@ -32,6 +32,7 @@ def gate_arms(
     from harness.cases.prompt_choice import texts_of
     from harness.commands.outputs import outputs
     from harness.commands.progress import stages
+    from harness.diagnose.arms import diagnose_arms
     from harness.engines.arms import parse_arms
     from harness.gate.arms import ArmOptions, judge_arms
     from harness.gate.choice import DEFAULT_GENERATE, choose
@@ -71,6 +72,8 @@ def gate_arms(
             ),
             report,
         )
+        if budget_s := 0.0 if chosen.diagnose in ("0", "0s") else duration_s(chosen.diagnose, "--diagnose"):
+            diagnose_arms(path, result, budget_s, report)
     print_arms(result)
     write(
         {

@@ -118,6 +118,7 @@ class ArmChoice:
     close_calls: bool
     restart: bool
     top: int
+    diagnose: str
 
 
 def strict(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from fast.engine.engine import FastEngine
 from fast.rows import Table, locate_table
 from harness.diagnose.known import HISTORY, Known, known_faults
 from harness.diagnose.planted import Planted, changed, packed_rows
+from harness.engines.closing import Closing
 from harness.engines.protocol import Float32
 from harness.engines.settings import engine_settings
 from harness.oracle import HashOracle, PlainReader
@@ -92,7 +93,7 @@ def _told(fit: Fit) -> str:
     return f"{fit.agreed} of {fit.steps} ids{error}"
 
 
-class Diagnoser:
+class Diagnoser(Closing):
     """Plants faults in our own engine on a model; close it, or use it as a context manager."""
 
     def __init__(self, model: GgufFile, room: int, slack: float = CLOSE) -> None:

@@ -22,7 +22,8 @@ class ArmVerdict:
     """One arm. against: whose ids were right for it, empty where it gave them itself. steps: compared with these.
 
     strict: why it must be equal whatever its margins. noise: of the pair's margins. states: by check, "equal" or what
-    differs. apart, ours: how far its logprobs are from the other arm's and from our own.
+    differs. apart, ours: how far its logprobs are from the other arm's and from our own. answers: its own, by prompt.
+    diagnosis: which known fault they follow, where that was looked for.
     """
 
     arm: Arm
@@ -46,6 +47,8 @@ class ArmVerdict:
     wall_s: float = 0.0
     notes: list[str] = field(default_factory=list)
     log: str = ""
+    answers: dict[str, Completion] = field(default_factory=dict)
+    diagnosis: str | None = None
 
     @property
     def clear(self) -> list[Difference]:
@@ -110,6 +113,7 @@ class ArmVerdict:
             "start_s": round(self.start_s, 3),
             "wall_s": round(self.wall_s, 3),
             "notes": self.notes,
+            "diagnosis": self.diagnosis,
             "log": self.log,
         }
 

@@ -27,7 +27,7 @@ from harness.gate.arm_evidence import ArmEvidence, in_memory, look_at
 from harness.gate.arm_runs import Answering, OfServer, Subject
 from harness.gate.arm_states import STATES, check_states
 from harness.gate.arm_verdicts import GOLDEN, ArmsResult, ArmVerdict, kind_of
-from harness.gate.our_view import OurView
+from harness.gate.our_view import OurView, does_not_fit
 from harness.identity import Changed, Identity
 from harness.oracle import HashOracle
 from model_file.config import config_from
@@ -200,7 +200,7 @@ class _Judge:
             verdict.notes.append("its process is not visible from here: how it reads the table is not known")
         verdict.drafted = sum(done.drafted for done in answers.values())
         verdict.accepted = sum(done.accepted for done in answers.values())
-        self._answers = answers
+        self._answers = verdict.answers = answers
         for prompt, count in self.prompts:
             again = answering.complete(prompt.ids, count)
             self._control(verdict, prompt, answers[prompt.name], again, "the same request again")
@@ -309,12 +309,11 @@ class _Judge:
         ways = [(verdict, self.followed.get(verdict.arm.name, [])) for verdict in self.result.arms]
         if not any(one.tops for _, followed in ways for one in followed):
             return
-        view = OurView(self.subject)
-        if (why := view.does_not_fit()) is not None:
+        if (why := does_not_fit(self.model, self.subject.table)) is not None:
             self.result.notes.append(f"logprobs were not compared with our own: {why}")
             return
         self.tell("our own logprobs, and its closest calls where ids differ")
-        view.compare(wanted, ways)
+        OurView(self.subject).compare(wanted, ways)
 
 
 def _recorded(goldens: Mapping[str, Golden | None] | None) -> _Right | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fast.rows import open_rows
+from fast.rows import Table, open_rows
 from fast.rows.resident import available_bytes
 from harness.engines.recorded import recorded
 from harness.engines.settings import engine_settings
@@ -15,6 +15,7 @@ from harness.engines.table import load_engine
 from harness.gate.arm_compare import Difference, Followed, Top, apart, known, margin_of
 from harness.gate.arm_runs import Subject, best_of, log_softmax
 from harness.gate.arm_verdicts import ArmVerdict
+from model_file.gguf_file import GgufFile
 from reference.closeness import gaps
 
 MEMORY_SHARE = 0.6  # of what is available; the weights are unpacked to float32
@@ -29,19 +30,19 @@ _CALLS = {
 }
 
 
+def does_not_fit(model: GgufFile, table: Table) -> str | None:
+    """Why our model is not loaded here; None where it is."""
+    weights, available = model.size_bytes - table.size_bytes, available_bytes()
+    if available is not None and weights * _UNPACKED > MEMORY_SHARE * available:
+        return f"its weights of {weights / 2**30:.1f} GiB do not fit into this machine's memory beside the rest"
+    return None
+
+
 class OurView:
     """Loads our engine once, when it is asked."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-
-    def does_not_fit(self) -> str | None:
-        """Why our model is not loaded here; None where it is."""
-        weights = self.subject.model.size_bytes - self.subject.table.size_bytes
-        available = available_bytes()
-        if available is not None and weights * _UNPACKED > MEMORY_SHARE * available:
-            return f"its weights of {weights / 2**30:.1f} GiB do not fit into this machine's memory beside the rest"
-        return None
 
     def compare(
         self,

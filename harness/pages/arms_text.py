@@ -79,6 +79,7 @@ def details(arm: ArmVerdict) -> list[str]:
     lines += [f"close call: {one.message()}" for one in arm.close_calls[:MOST_SHOWN]]
     if arm.strict and arm.clear:
         lines.append(f"it must be equal to {arm.against}: {arm.strict}; --close-calls relaxes that")
+    lines += [f"diagnosis: {arm.diagnosis}"] if arm.diagnosis else []
     if arm.noise is not None and arm.differences:
         lines.append(f"noise of the pair: margins of steps that agree change by {arm.noise:.3g} (99.9th percentile)")
     lines += [f"state {name}: {found}" for name, found in arm.states.items()]

@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 from harness.answers import own
 from harness.answers.own import identity, read_own, stale
 from harness.cli import app
-from harness.gate.our_view import OurView
 from model_file.errors import InputError
 from model_file.gguf_file import open_gguf
 from tests.conftest import FIXTURES
@@ -27,7 +26,7 @@ def run(*words: object) -> Result:
 
 @pytest.fixture
 def recorded(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(OurView, "does_not_fit", lambda _: "a test")
+    monkeypatch.setattr("harness.gate.arms.does_not_fit", lambda *_: "a test")
     (ids := tmp_path / "ids.json").write_text("[[5, 6, 7, 8, 9, 10], [100, 200, 300, 400]]")
     words = ("golden", "record", "--model", TINY, "--prompts", ids, "--generate", 8, "--out", tmp_path / "my.json")
     done = run(*words, "--arm", f"was={stand_in} -lzm off")
