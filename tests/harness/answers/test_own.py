@@ -26,7 +26,8 @@ def run(*words: object) -> Result:
 
 @pytest.fixture
 def recorded(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("harness.gate.arms.does_not_fit", lambda *_: "a test")
+    for package in ("gate", "diagnose"):
+        monkeypatch.setattr(f"harness.{package}.arms.does_not_fit", lambda *_: "a test")
     (ids := tmp_path / "ids.json").write_text("[[5, 6, 7, 8, 9, 10], [100, 200, 300, 400]]")
     words = ("golden", "record", "--model", TINY, "--prompts", ids, "--generate", 8, "--out", tmp_path / "my.json")
     done = run(*words, "--arm", f"was={stand_in} -lzm off")

@@ -33,7 +33,8 @@ SCHEMA = json.loads(resources.files("harness.schema").joinpath("gate.json").read
 @pytest.fixture
 def no_view(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own model is left out, which takes longest."""
-    monkeypatch.setattr("harness.gate.arms.does_not_fit", lambda *_: "a test")
+    for package in ("gate", "diagnose"):
+        monkeypatch.setattr(f"harness.{package}.arms.does_not_fit", lambda *_: "a test")
 
 
 @pytest.fixture(autouse=True)
