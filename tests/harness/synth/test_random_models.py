@@ -13,7 +13,7 @@ from fast.engine.settings import EngineSettings
 from fast.rows import locate_table, open_rows
 from fast.rows.dequantize import dequantize_numpy
 from harness.synth.making import make_model
-from harness.synth.random_models import random_recipe, random_tokens
+from harness.synth.random_models import random_recipe, random_tokens, simpler, smallest
 from harness.synth.table import TABLE_MASKS
 from model_file.config import config_from
 from model_file.gguf_file import open_gguf
@@ -52,6 +52,32 @@ def test_a_drawn_file_says_what_was_drawn(seed: int, tmp_path: Path) -> None:
         assert config_from(model) == recipe.config
         take_inventory(model, recipe.config)
     assert random_recipe(seed) == recipe and random_recipe(seed + 1) != recipe
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_a_simpler_model_is_one_too(seed: int, tmp_path: Path) -> None:
+    recipe = random_recipe(seed)
+    others = list(simpler(recipe))
+    assert len(others) > 3 and recipe not in others
+    for number, other in enumerate(others):
+        make_model(other, tmp_path / f"{number}.gguf")
+        with open_gguf(tmp_path / f"{number}.gguf") as model:
+            assert config_from(model) == other.config
+            take_inventory(model, other.config)
+
+
+def test_a_failure_shrinks_to_what_it_needs() -> None:
+    """Blocks of 5 tokens somewhere: two layers are left, PLE's delta net and the one with such blocks."""
+    seed = next(seed for seed in range(100) if random_recipe(seed).config.compress_ratios.count(5) > 1)
+    small = smallest(random_recipe(seed), lambda recipe: 5 in recipe.preset.config.compress_ratios).preset.config
+    assert sorted(small.compress_ratios) == [0, 5]
+    assert (small.streams, small.heads, small.kv_heads, small.delta_value_heads, small.ple.conv_kernel) == (
+        1,
+        1,
+        1,
+        1,
+        2,
+    )
 
 
 def disagreement(seed: int, folder: Path) -> tuple[float, int]:
