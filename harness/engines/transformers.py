@@ -63,11 +63,12 @@ class TransformersEngine:
             raise
 
     def open(self, model: Path) -> None:
-        """Take another model. Raises: CannotRun where it cannot be built; the worker has ended then."""
+        """Take another model in place of this one. Raises: CannotRun where it cannot be built; this one stays then."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"open": str(model)}) + "\n")
         self._process.stdin.flush()
-        self._line()
+        if why := self._line().get("refused"):
+            raise CannotRun(f"transformers: {model} is refused: {why}")
 
     def complete(self, tokens: Sequence[int], count: int, with_logits: bool = False) -> Answer:
         """Feed token ids and continue greedily by `count` tokens."""

@@ -119,7 +119,7 @@ def answer(model: Any, request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Arguments: model file, threads. Says `{"ready": ...}`, then answers a line with a line until the input ends.
 
-    A line `{"open": FILE}` takes another model, and says so again.
+    A line `{"open": FILE}` takes another model, and says so again, or `{"refused": WHY}`.
     """
     import torch
     import transformers
@@ -128,8 +128,14 @@ def main() -> None:
     model: Any = None
     for request in chain([{"open": sys.argv[1]}], map(json.loads, sys.stdin)):
         if "open" in request:
-            with open_gguf(Path(request["open"])) as file:
-                model = build(file, config_from(file))
+            try:
+                with open_gguf(Path(request["open"])) as file:
+                    model = build(file, config_from(file))
+            except Exception as error:
+                if model is None:
+                    raise
+                print(json.dumps({"refused": f"{type(error).__name__}: {error}"}), flush=True)
+                continue
             print(json.dumps({"ready": [torch.__version__, transformers.__version__]}), flush=True)
         else:
             print(json.dumps(answer(model, request)), flush=True)
