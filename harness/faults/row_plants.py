@@ -61,10 +61,9 @@ def silent_fallback(_: Trial) -> None:
 
     def by_preads(_: Any) -> Any:
         def read(self: Any, ids: Any, out: Any, counters: Any) -> None:
-            segment = self.table.segments[0]
-            with segment.path.open("rb", buffering=0) as file:
-                for place, row in enumerate(ids.tolist()):
-                    start = segment.offset_bytes + row * self.table.row_bytes
+            for place, row in enumerate(ids.tolist()):
+                segment, start = self.table.place(row)
+                with segment.path.open("rb", buffering=0) as file:
                     out[place] = np.frombuffer(os.pread(file.fileno(), self.table.row_bytes, start), np.uint8)
             counters.read_calls += 1
 

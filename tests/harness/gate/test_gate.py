@@ -263,10 +263,10 @@ def test_gate_sees_a_fallback_that_nobody_tells(prompt_file: Path, monkeypatch: 
     from fast.rows.uring import UringReader
 
     def by_preads(self: UringReader, ids: np.ndarray, out: np.ndarray, _: object) -> None:
-        segment = self.table.segments[0]
-        with segment.path.open("rb", buffering=0) as file:
-            for place, row in enumerate(ids.tolist()):
-                file.seek(segment.offset_bytes + row * self.table.row_bytes)
+        for place, row in enumerate(ids.tolist()):
+            segment, offset = self.table.place(row)
+            with segment.path.open("rb", buffering=0) as file:
+                file.seek(offset)
                 out[place] = np.frombuffer(file.read(self.table.row_bytes), np.uint8)
 
     monkeypatch.setattr(UringReader, "_read", by_preads)
