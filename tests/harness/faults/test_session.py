@@ -43,6 +43,9 @@ IN_BOTH_FORMS = (
     "past of padding",
     "blocks beyond the first width unscored",
     "row skipped after the first chunk",
+    "one type unpacked wrongly",
+    "attention scale of the file ignored",
+    "expert scale of the file ignored",
 )
 NOT_FLIPPED = {
     "_outcome": 2,  # logits that are not finite: no case has any, tests/fast/engine/test_nonfinite.py has
