@@ -36,7 +36,9 @@ def print_arms(result: ArmsResult) -> None:
     print_table(COLUMNS, [cells(arm) for arm in result.arms])
     for arm in result.arms:
         for line in details(arm):
-            print_line(f"{arm.arm.name}: {line}")
+            first, *more = line.split("\n")  # a server's last lines
+            for part in (f"{arm.arm.name}: {first}", *more):
+                print_line(part)
     for line in (*result.findings, *result.alike):
         print_line(line)
     if result.exit_code == 1:
