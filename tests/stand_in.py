@@ -275,6 +275,8 @@ def main() -> None:
     parser.add_argument("-np", "--parallel", type=int, default=1)
     parser.add_argument("-lzm", "--lazy-mode", choices=("on", "off", "auto", "on-direct"), default="auto")
     parser.add_argument("-ctk", "--cache-type-k", choices=("f16", "f32"), default="f16")
+    parser.add_argument("-ctv", "--cache-type-v", choices=("f16", "f32"), default="f16")
+    parser.add_argument("-fa", "--flash-attn", choices=("on", "off", "auto"), default="auto")
     parser.add_argument("--slot-save-path", type=Path)
     parser.add_argument("--slow-start", type=float, default=0)
     parser.add_argument("--lazy-fault", default="")

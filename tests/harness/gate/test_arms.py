@@ -108,6 +108,14 @@ def test_a_wrong_id_is_named_with_both_texts_and_all_margins(stand_in: Path) -> 
     assert summary(result).startswith("verdict: different")
 
 
+def test_logprobs_of_float32_have_a_bound_against_ours(stand_in: Path) -> None:
+    exact = "-ctk f32 -ctv f32 -fa off"
+    result = judged(stand_in, f"{exact} --lazy-fault noise=0.002", "--lazy-fault noise=0.002", exact)
+    assert [len(arm.findings) for arm in result.arms] == [1, 0, 0]
+    assert "bound 0.001: weights and caches are float32 on both sides" in result.arms[0].findings[0]
+    assert (result.exit_code, verdicts(result)[0]) == (1, "different")
+
+
 @pytest.mark.usefixtures("no_view")
 def test_differences_below_the_noise_are_close_calls_where_kinds_differ(stand_in: Path) -> None:
     """Noise on logprobs turns ids where margins are small: no clear difference, but too many of them decide nothing."""
