@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fast.rows import RowCache, RowReader
 from harness.engines.protocol import run_of
+from harness.synth import Head, make_model, make_recipe
 
 if TYPE_CHECKING:
     from harness.engines.protocol import Engine, EngineSequence, Run
@@ -98,6 +101,13 @@ def _other_settings(changes: dict[str, Any], bench: Bench, ids: Ids) -> EngineSe
     return sequence
 
 
+def _drafting(bench: Bench, ids: Ids) -> EngineSequence:
+    """With guesses of a random head, made for the model whose cases are varied; the head is read when it is loaded."""
+    with TemporaryDirectory() as folder:
+        make_model(make_recipe("pico", head=Head.alone), Path(folder) / "head.gguf")
+        return _other_settings({"draft": 3, "mtp": str(Path(folder) / "head.gguf")}, bench, ids)
+
+
 def _cached(bench: Bench, ids: Ids) -> EngineSequence:
     """Rows through a cache that is smaller than the prompt needs, asked twice."""
     traced = bench.engine.reader
@@ -160,5 +170,6 @@ VARIATIONS: tuple[Variation, ...] = (
     ),
     Variation("restored", "saved, and restored into another sequence", _restored, None, frozenset({"save"}), False),
     Variation("no overlap", "decode as one program", partial(_other_settings, {"overlap": False})),
+    Variation("drafts", "guesses of an MTP head, checked", _drafting, needs=frozenset({"rollback"}), traced=False),
     Variation("row cache", "rows through a row cache", _cached, traced=False),
 )
