@@ -17,12 +17,13 @@ from fast.engine.engine import FastEngine
 from fast.engine.settings import EngineSettings
 from fast.rows import locate_table, open_rows
 from harness.answers.store import golden_folder, read_golden
+from harness.cases.registry import NANO_VOCAB, drawn
 from harness.engines.arms import Arm
 from harness.engines.program import find_server
 from harness.engines.serving import Adapter, Room, connect
 from harness.engines.transformers import VARIABLE, TransformersEngine
 from harness.errors import CannotRun
-from harness.synth import ensure_model
+from harness.synth import Head, ensure_model, make_model, make_recipe
 from harness.synth.slice import slice_model
 from model_file.gguf_file import open_gguf
 from tests.fast.engines import LOGIT_BOUND, answers, find, shared, worst_error
@@ -63,8 +64,8 @@ EXACT = ("-t", "2", "-ctk", "f32", "-ctv", "f32", "-fa", "off")
 differs with it, none without. Its kernels for quantized weights round activations to 8 bits: only F32 files compare."""
 
 
-def exact(program: Path, model: Path) -> Adapter:
-    return connect(Arm("exact", "llama-server", words=(str(program), *EXACT)), Room(model, 512))
+def exact(program: Path, model: Path, *more: str) -> Adapter:
+    return connect(Arm("exact", "llama-server", words=(str(program), *EXACT, *more)), Room(model, 512))
 
 
 def test_llama_cpp_gives_the_same_tokens(server_program: Path) -> None:
@@ -84,6 +85,29 @@ def test_llama_cpp_loads_nano_and_gives_the_goldens_tokens(server_program: Path)
     with (adapter := exact(server_program, ensure_model("nano"))).server:
         for prompt in golden.prompts:
             assert adapter.complete(prompt.ids, len(prompt.generated)).tokens == list(prompt.generated), prompt.name
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_llama_cpp_drafts_on_nano_as_ours_does(server_program: Path, tmp_path: Path, most: int) -> None:
+    """A head inside the file: ids, and how many guesses are made and accepted."""
+    path, prompts = tmp_path / "nano.gguf", [drawn(f"draft/{number}", 40, NANO_VOCAB) for number in range(4)]
+    make_model(make_recipe("nano", rows=100_000, head=Head.inside), path)
+    ours = []
+    with (
+        open_gguf(path) as model,
+        open_rows(locate_table(model), "auto") as reader,
+        FastEngine(model, reader, EngineSettings(context=256, draft=most)) as engine,
+    ):
+        for prompt in prompts:
+            sequence = engine.new_sequence()
+            sequence.feed(prompt, last_only=True)
+            engine.timings.reset()
+            ours.append((sequence.greedy(64), engine.timings.drafted, engine.timings.accepted))
+    options = ("--spec-type", "draft-mtp", "--spec-draft-n-max", str(most), "--spec-draft-p-min", "0")
+    with (adapter := exact(server_program, path, *options)).server:
+        answered = [adapter.complete(prompt, 64) for prompt in prompts]
+    assert [(done.tokens, done.drafted, done.accepted) for done in answered] == ours
+    assert all(drafted > 60 for _, drafted, _ in ours)
 
 
 @pytest.mark.parametrize("rows", [None, 100_000])
