@@ -53,6 +53,8 @@ NOT_FLIPPED = {
     "ple_gated": 1,  # a lower bound on a root, far below what any agreement comes to
     "_grouped": 1,  # experts so large that their tiles go through in groups: no small model has any
     "_block_scores": 1,  # a last tile that is no whole one is moved back
+    "_each_token": 1,  # a loop over all tokens of a check of guesses; `[rollback]` plants what it keeps too much of
+    "draft": 1,  # a loop over guesses, which decide no token: their counts are held to llama.cpp's
 }
 
 
