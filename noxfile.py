@@ -30,7 +30,7 @@ def lint(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Unit, property, differential and command-line tests; what is slow is left to `nox -s slow`."""
     install(session, "tests")
-    session.run("pytest", "-m", "not slow", "-n", "2", *session.posargs)
+    session.run("pytest", "-m", "not slow", "-n", "2", "--dist", "worksteal", *session.posargs)
 
 
 @nox.session
@@ -46,7 +46,7 @@ def hostile(session: nox.Session) -> None:
     """A world that means no good: crashes, refused calls, failing disks, limits, 200 kills. Prints what was counted."""
     install(session, "tests")
     # The first folder is named for its conftest.py, which prints the counts.
-    session.run("pytest", "-m", "hostile", "-n", "2", "tests/hostile", "tests", *session.posargs)
+    session.run("pytest", "-m", "hostile", "-n", "2", "--dist", "worksteal", "tests/hostile", "tests", *session.posargs)
 
 
 @nox.session

@@ -80,20 +80,21 @@ def mappings_in(smaps: bytes, files: Iterable[str]) -> tuple[Counter[str], tuple
     names |= {name + b" (deleted)": file for name, file in names.items() if name + b" (deleted)" not in names}
     found: Counter[str] = Counter()
     places: list[Place] = []
-    inside = False
-    for line in smaps.split(b"\n"):
-        if line.startswith(b"VmFlags:"):
-            if inside:
-                flags = line.decode("ascii").split()[1:]
-                found[next((_ADVICE[flag] for flag in flags if flag in _ADVICE), "plain")] += 1
-        elif b"-" in line.split(b" ", 1)[0]:
-            addresses, _, offset, _, _, *name = line.split(None, 5)
-            file = names.get(name[0]) if name else None
-            inside = file is not None
-            if file is not None:
-                start, end = (int(address, 16) for address in addresses.split(b"-"))
-                places.append(Place(file, start, end, int(offset, 16)))
-    return found, tuple(places)
+    for name, file in names.items():  # by search: a process with many programs of JAX has half a million lines
+        at = -1
+        while (at := smaps.find(b" " + name + b"\n", at + 1)) >= 0:
+            addresses, _, offset, _, _, *named = smaps[smaps.rfind(b"\n", 0, at) + 1 : at + 1 + len(name)].split(
+                None, 5
+            )
+            if named != [name]:
+                continue  # the end of another file's name
+            start, end = (int(address, 16) for address in addresses.split(b"-"))
+            places.append(Place(file, start, end, int(offset, 16)))
+            flags = (
+                smaps[(flagged := smaps.find(b"VmFlags:", at)) : smaps.find(b"\n", flagged)].decode("ascii").split()[1:]
+            )
+            found[next((_ADVICE[flag] for flag in flags if flag in _ADVICE), "plain")] += 1
+    return found, tuple(sorted(places, key=lambda place: place.start))
 
 
 def _descriptors(files: Sequence[os.stat_result]) -> tuple[Counter[str], int]:

@@ -290,8 +290,9 @@ def test_an_interrupt_of_the_process_group_comes_once() -> None:
     body = (
         "import harness.cli as cli\n"
         "signal.signal(signal.SIGINT, cli._interrupt)\n"
-        "print('ready', flush=True)\n"
-        "try:\n    time.sleep(60)\n"
+        "try:\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
         "except KeyboardInterrupt:\n"
         "    time.sleep(0.3)\n"
         "    os._exit(130)\n"

@@ -16,7 +16,8 @@ SOURCES = sorted([*(ROOT / "reference").rglob("*.py"), *(ROOT / "fast").rglob("*
 
 def undeclared(source: str) -> set[str]:
     """Terms of the annotations of a source that are no word and no product of up to three letters and digits."""
-    terms = {term for shape in ANNOTATION.findall(source) for term in shape.split() if term != "..."}
+    shapes = ANNOTATION.findall(source)  # "*t" may be there or not
+    terms = {term.removeprefix("*") for shape in shapes for term in shape.split() if term != "..."}
     parts = {part for term in terms for part in ([term] if term in WORDS else term.split("_and_"))}
     product = {part for part in parts if len(part) <= 3 and all(sign in LETTERS or sign.isdigit() for sign in part)}
     return parts - product - WORDS.keys()

@@ -22,16 +22,16 @@ class ToyReader(RowReader):
     kernel_view = KernelView("none", "cached", "reads")
 
     def _open(self):
-        (segment,) = self.table.segments
-        self._start, self._fd = segment.offset_bytes, os.open(segment.path, os.O_RDONLY)
+        self._fds = [os.open(segment.path, os.O_RDONLY) for segment in self.table.segments]
 
     def _read(self, ids, out, counters):
-        for place, row in enumerate(ids.tolist()):
-            os.preadv(self._fd, [out[place]], self._start + (row WRONG) * self.table.row_bytes)
+        for place, (row, owner) in enumerate(zip(ids.tolist(), self.table.segment_of(ids).tolist())):
+            _, offset = self.table.place(row WRONG)
+            os.preadv(self._fds[owner], [out[place]], offset)
 
     def _close(self):
-        fd, self._fd = getattr(self, "_fd", -1), -1
-        if fd >= 0:
+        fds, self._fds = getattr(self, "_fds", []), []
+        for fd in fds:
             os.close(fd)
 '''
 

@@ -266,11 +266,12 @@ def test_second_prompt_is_not_left_out_silently(
 def test_resumed_run_takes_no_other_options(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.commands.bench import _limits, _matrix, _plan
+    from harness.commands.bench import _limits, _matrix, _plan, arms_named
     from harness.measure.store import Store
 
     (tmp_path / "ids").write_text("5 6 7 8")
-    matrix = _matrix("modes", ["mmap", "prefetch"], None, ["warm"], [0], ["gather:2"], 2, True)
+    arms = arms_named("modes", ["mmap", "prefetch"], None, "", None)
+    matrix = _matrix("modes", arms, ["warm"], [0], ["gather:2"], 2, True)
     asked = {"memory_limit_bytes": None, "drop_caches": False, "least_unique": 0.5, "tokens": None}
     Store(tmp_path / "run").create(_plan(TINY, matrix, asked | _limits(5, None, None), ""))
     start = ["bench", str(TINY), "--out", str(tmp_path / "run"), "--resume"]

@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from harness.gate import unpacking
+from fast.rows import dequantize
 from harness.gate.scan import never_written, scan_table
 from harness.oracle import TABLE_TYPES
 from harness.synth.bits import BitStream
@@ -114,14 +114,14 @@ def test_a_nan_made_quiet_by_unpacking_is_found(kind: Type, tmp_path: Path, monk
     path = model_of(tmp_path / "a.gguf", kind, packed)
     command = ("rows", path, "--mode", "mmap", "--no-cold", "--rows", "50")
     assert run(*command).exit_code == 0
-    real = unpacking.dequantize_on_device
+    real = dequantize.dequantize_on_device
 
     def quiet(rows: Any, type: Type) -> np.ndarray:
         found = np.array(real(rows, type=type))
         found.view(np.uint32)[np.isnan(found)] |= 1 << 22
         return found
 
-    monkeypatch.setattr(unpacking, "dequantize_on_device", quiet)
+    monkeypatch.setattr(dequantize, "dequantize_on_device", quiet)
     done = run(*command)
     assert done.exit_code == 1, done.output
     assert "first difference in f32 rows" in " ".join(done.output.split())
