@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Protocol
 
 from harness.engines.arms import Arm
+from harness.engines.closing import Closing
 from harness.engines.program import ProgramFacts, inspect_program
 from harness.engines.protocol import Completion
 from harness.errors import CannotRun
@@ -51,7 +51,7 @@ class Room:
     tell: Callable[[str], None] = lambda _: None
 
 
-class Server:
+class Server(Closing):
     """A server that answers. Use it as a context manager: leaving it ends what was started here, children too.
 
     facts: what of its program is known; None of one that ran already. process_id: None where it is not visible.
@@ -178,14 +178,6 @@ class Server:
         if not self._log.closed:
             self._kept = self.log()
             self._log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Adapter(Protocol):

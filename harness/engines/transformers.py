@@ -10,13 +10,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.engines.by_request import RequestEngine
+from harness.engines.closing import Closing
 from harness.engines.protocol import LOGITS
 from harness.errors import CannotRun
 from model_file.config import config_from
@@ -36,7 +36,7 @@ class Answer:
     logits: npt.NDArray[np.float32] | None
 
 
-class TransformersEngine:
+class TransformersEngine(Closing):
     """A running worker. Use it as a context manager: leaving it ends the process.
 
     python: one with torch, transformers and gguf; left out, the environment's choice or this one.
@@ -94,14 +94,6 @@ class TransformersEngine:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._errors.close()
-
-    def __enter__(self) -> TransformersEngine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _line(self) -> Any:
         assert self._process.stdout is not None
