@@ -96,8 +96,8 @@ def test_a_server_that_fails_is_named_with_its_last_lines(
 def test_a_start_that_takes_too_long_ends(stand_in: Path) -> None:
     said: list[str] = []
     arm = Arm("a", "llama-server", words=(str(stand_in), "--slow-start", "60"))
-    with pytest.raises(CannotRun, match=r"a: was not ready after 1 s \(--start-limit\)\n(.*\n)*.*loading"):
-        connect(arm, Room(TINY, 256, start_limit_s=1, tell=said.append))
+    with pytest.raises(CannotRun, match=r"a: was not ready after 8 s \(--start-limit\)\n(.*\n)*.*loading"):
+        connect(arm, Room(TINY, 256, start_limit_s=8, tell=said.append))
     assert any(line.startswith("a: starting, ") and line.endswith("stand-in: loading") for line in said)
 
 
