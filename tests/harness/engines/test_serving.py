@@ -80,7 +80,7 @@ def test_logprobs_stand_at_their_steps_where_characters_are_split() -> None:
     ("arguments", "message"),
     [
         (("--lazy-fault", "die=1"), r"a: its process was ended by SIGKILL while it was asked\n(.*\n)*.*about to die"),
-        (("--lazy-fault", "hang=1"), r"a: no answer within 1 s \(--answer-limit\)\n(.*\n)*.*listening"),
+        (("--lazy-fault", "hang=1"), r"a: no answer within 8 s \(--answer-limit\)\n(.*\n)*.*listening"),
         (("-lzm", "never"), r"a: its process ended with 2 while it started\n(.*\n)*.*invalid choice"),
     ],
 )
@@ -88,7 +88,7 @@ def test_a_server_that_fails_is_named_with_its_last_lines(
     stand_in: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(CannotRun, match=message):  # noqa: SIM117  starting may fail, or asking
-        with (adapter := started(stand_in, *arguments, answer_limit_s=1)).server:
+        with (adapter := started(stand_in, *arguments, answer_limit_s=8)).server:
             adapter.complete(IDS, 2)
     assert not processes_with(str(stand_in.parent))
 
