@@ -79,7 +79,7 @@ def _texts() -> Case:
         reason=_NANO[1],
         everywhere=False,
         repeats=1,
-        short=8,
+        short=96,
     )
 
 

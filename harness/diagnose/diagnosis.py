@@ -176,16 +176,17 @@ class Diagnoser(Closing):
         return Fit(known.name, followed, agreed, total, median(errors) if errors else None, first_other)
 
     def _named(self, found: Diagnosis) -> list[str]:
-        """The best fit and its equals, where it explains every token and the logprobs."""
-        if found.plain.all_ids or not found.fits or not found.fits[0].all_ids:
+        """The best fit and its equals, of those that explain every token and the logprobs."""
+        whole = [fit for fit in found.fits if fit.all_ids]
+        if found.plain.all_ids or not whole:
             return []
-        best = found.fits[0]
-        if best.error is not None and found.plain.error is not None:
-            if not best.error <= max(self._slack, EXPLAINS * found.plain.error):
-                return []
-            near = SAME_ERROR * best.error + ROUNDING
-            return [fit.name for fit in found.fits if fit.all_ids and fit.error is not None and fit.error <= near]
-        return [fit.name for fit in found.fits if fit.all_ids]
+        least, plain = whole[0].error, found.plain.error
+        if least is None or plain is None:
+            return [fit.name for fit in whole]
+        if not least <= max(self._slack, EXPLAINS * plain):
+            return []
+        near = SAME_ERROR * least + ROUNDING
+        return [fit.name for fit in whole if fit.error is not None and fit.error <= near]
 
 
 def _error(logits: Float32, top: dict[int, float]) -> float:

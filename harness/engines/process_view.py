@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -99,16 +98,6 @@ def descriptors(process: int | str, table: Table) -> tuple[Counter[str], int]:
         except OSError:
             continue  # closed meanwhile, or the descriptor of this very listing
     return found, rings
-
-
-def let_go(table: Table) -> None:
-    """Take the table's pages out of our own mappings: of what two processes have mapped the kernel pages out nothing.
-
-    A page of the header that we look at brings its neighbours along, and these may be rows.
-    """
-    for mapped in table_mappings("self", table):
-        start = mapped.start // _PAGE * _PAGE
-        syscalls.madvise(start, -(-mapped.end // _PAGE) * _PAGE - start, mmap.MADV_DONTNEED)
 
 
 def page_out(process: int, table: Table) -> int:

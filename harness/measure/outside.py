@@ -21,7 +21,7 @@ import numpy as np
 from fast.rows import locate_table, residency
 from fast.rows.resident import available_bytes
 from harness.engines.arms import SERVERS, Arm
-from harness.engines.process_view import Counted, descriptors, let_go, page_out
+from harness.engines.process_view import Counted, descriptors, page_out
 from harness.engines.protocol import Completion
 from harness.engines.serving import Adapter, Room, checked, connect
 from harness.engines.transformers import TransformersEngine
@@ -110,9 +110,9 @@ class Outside:
             self._go_to(order)
             proven = proof.Proof(COLD, reopened=attempt > 1)
             process = self._server.server.process_id
-            let_go(self._table)
+            paged_out = 0
             for _ in range(PAGE_OUTS):
-                paged_out = page_out(process, self._table) if process is not None else 0
+                paged_out += page_out(process, self._table) if process is not None else 0
                 eviction = residency.make_cold(self._table, order["drop_caches"])
                 if eviction.cold:
                     break

@@ -113,12 +113,34 @@ def test_the_right_engine_needs_no_name(diagnoser: Diagnoser) -> None:
     assert found.plain.all_ids and not found.named and found.left_out == len(known_faults())
 
 
+def test_ids_that_are_ours_have_no_name(diagnoser: Diagnoser) -> None:
+    """Though known faults that change no id of a prompt would give them too."""
+    observed = answer(diagnoser, RIGHT, _prompt(diagnoser, 65))
+    weak = [known for known in known_faults() if known.lost == INDEX_PAST]
+    found = diagnoser.diagnose([Observed(observed.prompt, observed.answer)], faults=weak)
+    assert any(fit.all_ids for fit in found.fits)
+    assert not found.named
+
+
+def test_ids_alone_are_not_enough_where_logprobs_are_told(diagnoser: Diagnoser) -> None:
+    """The ids of a known fault with the logprobs of something else."""
+    known = _known(SAMPLE[1])
+    observed = answer(diagnoser, known, _prompt(diagnoser, 66))
+    assert observed.top is not None
+    other = tuple({token: logprob - 5.0 for token, logprob in top.items()} for top in observed.top)
+    assert diagnoser.diagnose([observed], faults=[known]).named == [known.name]
+    found = diagnoser.diagnose([Observed(observed.prompt, observed.answer, other)], faults=[known])
+    assert found.fits[0].all_ids
+    assert not found.named
+
+
 def test_noise_has_no_name(diagnoser: Diagnoser) -> None:
     prompt = _prompt(diagnoser, 62)
     noisy = answer(diagnoser, RIGHT, prompt, noise=0.5)
     assert noisy.answer != answer(diagnoser, RIGHT, prompt).answer
     found = diagnoser.diagnose([noisy], faults=COMPILING_NOTHING)
     assert not found.named and found.sentence().startswith("none of the known faults explains it")
+    assert not diagnoser.diagnose([Observed(prompt, noisy.answer)], faults=COMPILING_NOTHING).named
 
 
 def test_an_unknown_fault_has_no_name(diagnoser: Diagnoser) -> None:

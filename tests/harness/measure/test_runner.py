@@ -16,14 +16,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from harness.engines.arms import Arm
-from harness.errors import CannotRun
 from harness.measure import runner
-from harness.measure.commits import resolve, tree_of
 from harness.measure.memory_limit import limited
 from harness.measure.process import Process, ProcessFailed
-from harness.measure.store import SCHEMA, Store
-from model_file.errors import InputError
 from tests.harness.measure.conftest import made_up, plan, steady, store_of
 
 Run = Callable[..., Result]
@@ -213,94 +208,6 @@ def test_memory_limit_counts_the_page_cache(table_file: Path, tmp_path: Path, ru
     assert "limit-not-applied" not in result.output
     cells = [json.loads(path.read_text()) for path in (tmp_path / "run" / "cells").glob("*.json")]
     assert {cell["limit"]["kind"] for cell in cells} <= {"cgroup1", "cgroup2"}
-
-
-def test_machine_without_cgroups_says_what_is_not_limited(tmp_path: Path) -> None:
-    with limited(1 << 30, tmp_path) as limit:
-        assert limit is not None
-        assert limit.kind == "rlimit"
-        assert limit.problem
-
-
-def test_cgroup_is_removed_afterwards() -> None:
-    with limited(1 << 28) as limit:
-        group = limit.group if limit else None
-        if group is None:
-            pytest.skip("no cgroup can be made here")
-        assert group.is_dir()
-    assert not group.exists()
-
-
-def _git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
-    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
-
-
-def test_commit_is_laid_out_once_and_whole(tmp_path: Path) -> None:
-    checkout = tmp_path / "checkout"
-    (checkout / "fast" / "rows").mkdir(parents=True)
-    _git(tmp_path, "init", "-q", str(checkout))
-    (checkout / "old.txt").write_text("older than the readers")
-    _git(checkout, "add", "old.txt")
-    _git(checkout, "commit", "-qm", "first")
-    (checkout / "fast" / "rows" / "__init__.py").write_text("MODES = {}")
-    _git(checkout, "add", "fast")
-    _git(checkout, "commit", "-qm", "second")
-    arm = resolve(Arm("now", "auto", commit="HEAD"), checkout)
-    assert arm.commit is not None and len(arm.commit) == 40
-    tree = tree_of(arm, tmp_path / "cache", checkout)
-    assert (tree / "fast" / "rows" / "__init__.py").read_text() == "MODES = {}"
-    assert tree_of(arm, tmp_path / "cache", checkout) == tree
-    with pytest.raises(InputError, match="no commit"):
-        resolve(Arm("never", "auto", commit="no-such-branch"), checkout)
-    with pytest.raises(CannotRun, match="has no fast/rows"):
-        tree_of(resolve(Arm("old", "auto", commit="HEAD~1"), checkout), tmp_path / "cache", checkout)
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("run.json", "[]"),
-        ("run.json", '{"kind": "plegate-bench", "schema": 1}'),
-        ("run.json", json.dumps({"kind": "plegate-bench", "schema": SCHEMA})),
-        ("timing.json", "[]"),
-        ("timing.json", '{"sessions": [{}]}'),
-        ("cells/x.json", "{}"),
-        ("cells/x.json", "[]"),
-        ("cells/x.json", '{"cell": {"arm": "prefetch"}}'),
-    ],
-)
-def test_damaged_file_is_named(tmp_path: Path, file: str, content: str) -> None:
-    store_of(made_up(plan(), steady(0.01)), tmp_path / "run")
-    (tmp_path / "run" / file).write_text(content)
-    with pytest.raises(InputError, match=file):
-        Store(tmp_path / "run").read()
-
-
-def test_cell_without_a_number_is_named(tmp_path: Path) -> None:
-    results = made_up(plan(), steady(0.01))
-    path = store_of(results, tmp_path / "run").path(results.planned()[0])
-    cell = json.loads(path.read_text())
-    del cell["used"]
-    path.write_text(json.dumps(cell))
-    with pytest.raises(InputError, match="used"):
-        Store(tmp_path / "run").read()
-
-
-def test_two_runs_do_not_measure_into_one_folder(tmp_path: Path) -> None:
-    store = store_of(made_up(plan(), steady(0.01)), tmp_path / "run")
-    with store.alone(), pytest.raises(CannotRun, match="another process"), Store(tmp_path / "run").alone():
-        pass
-    with Store(tmp_path / "run").alone():
-        pass
-
-
-def test_damaged_result_is_named(tmp_path: Path) -> None:
-    results = made_up(plan(), steady(0.01))
-    store = store_of(results, tmp_path / "run")
-    store.path(results.planned()[0]).write_text('{"schema": 1, "cel')
-    with pytest.raises(InputError, match="remove the file"):
-        Store(tmp_path / "run").read()
 
 
 def test_changed_model_ends_the_run_with_its_own_verdict(
