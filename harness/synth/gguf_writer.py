@@ -10,6 +10,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,6 +93,26 @@ def check_space(path: Path, needed_bytes: int, instead: str) -> None:
     if free_bytes < needed_bytes + _FREE_MARGIN_BYTES:
         found = f"{free_bytes:,} bytes are free, {needed_bytes:,} are needed and {_FREE_MARGIN_BYTES:,} stay free"
         raise InputError(f"{path}: no space: {found}; make room, or {instead}")
+
+
+@contextmanager
+def together(paths: Sequence[Path], *, force: bool) -> Iterator[None]:
+    """The block writes all of these files, or those that were not there are removed again.
+
+    Raises: InputError when one is there already (without `force`).
+    """
+    there = [path for path in paths if path.exists()]
+    if there and not force:
+        raise InputError(
+            f"{there[0]}: exists already, nothing was written; add --force to replace it, or name another with --out"
+        )
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            if path not in there:
+                path.unlink(missing_ok=True)
+        raise
 
 
 def write_gguf(

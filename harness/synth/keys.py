@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from gguf import GGUFValueType
@@ -117,4 +118,20 @@ def _tokenizer(preset: Preset, vocabulary: Vocabulary) -> list[Entry]:
         Entry("tokenizer.ggml.eos_token_id", _U32, preset.config.ple.hash.eos),
         Entry("tokenizer.ggml.padding_token_id", _U32, preset.padding),
         Entry("tokenizer.ggml.add_bos_token", _BOOL, False),
+        *([] if preset.chat is None else [Entry("tokenizer.chat_template", _STRING, preset.chat)]),
     ]
+
+
+def shard_keys(number: int, count: int, tensors: int) -> list[Entry]:
+    """What each shard of a split model says, without the model's own metadata; tensors: those of all shards."""
+    return [
+        Entry("general.architecture", _STRING, ARCHITECTURE),
+        Entry("split.no", GGUFValueType.UINT16, number),
+        Entry("split.count", GGUFValueType.UINT16, count),
+        Entry("split.tensors.count", _I32, tensors),
+    ]
+
+
+def shard_paths(out: Path, count: int) -> list[Path]:
+    """The names of a split model's shards, after `out`."""
+    return [out.with_name(f"{out.name.removesuffix('.gguf')}-{n + 1:05d}-of-{count:05d}.gguf") for n in range(count)]

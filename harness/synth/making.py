@@ -6,6 +6,8 @@ import fcntl
 import hashlib
 import json
 import os
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +15,12 @@ from pathlib import Path
 from harness.atomic import write_json
 from harness.errors import CannotRun
 from harness.synth.digests import RECORDED
-from harness.synth.gguf_writer import check_space, write_gguf
-from harness.synth.keys import RECIPE_VERSION
+from harness.synth.gguf_writer import check_space, pieces, together, write_gguf
+from harness.synth.keys import RECIPE_VERSION, shard_paths
 from harness.synth.recipe import Recipe, make_recipe
 from model_file.errors import InputError
 
-_READ_BYTES = 4 << 20
+_READ_BYTES, _TRIAL_BYTES = 4 << 20, 128 << 20
 CACHE_ADVICE = "name a folder with more room or other rights with --cache-dir DIR or the variable PLEGATE_CACHE_DIR"
 
 
@@ -34,7 +36,54 @@ def make_model(
 
     Raises: InputError as `write_gguf`.
     """
-    return write_gguf(path, recipe.header, recipe.tensors, force=force, instead=instead, on_bytes=on_bytes)
+    [(head, tensors)] = recipe.shards
+    return write_gguf(path, head, tensors, force=force, instead=instead, on_bytes=on_bytes)
+
+
+def make_shards(
+    recipe: Recipe,
+    out: Path,
+    *,
+    force: bool = False,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    on_estimate: Callable[[float], None] = lambda _: None,
+) -> dict[Path, str]:
+    """Write all files of a recipe or none, after `out`, and give the SHA-256 of each.
+
+    on_estimate: called before anything is written, with the seconds that a large model will take.
+    Raises: InputError as `write_gguf`, for the space of all files together too.
+    """
+    count, digests = len(recipe.shards), {}
+    paths = [out] if count == 1 else shard_paths(out, count)
+    with together(paths, force=force):
+        check_space(out, recipe.size_bytes, "name another place with --out")
+        if recipe.size_bytes > 4 * _TRIAL_BYTES:
+            on_estimate(_expected_s(recipe, out.parent))
+        for path, (head, tensors) in reversed([*zip(paths, recipe.shards, strict=True)]):  # the first names all: last
+            digests[path] = write_gguf(path, head, tensors, force=force, on_bytes=on_bytes)
+    return {path: digests[path] for path in paths}
+
+
+def recorded_digests(recipe: Recipe) -> list[str | None]:
+    """What is recorded of each of a recipe's files."""
+    if len(recipe.shards) == 1:
+        return [RECORDED.get(recipe.label)]
+    return [RECORDED.get(path.name) for path in shard_paths(Path(recipe.label), len(recipe.shards))]
+
+
+def _expected_s(recipe: Recipe, folder: Path) -> float:
+    """Seconds that making a model will take here, by a short trial on the same disk, of which nothing stays."""
+    head, tensors = recipe.shards[-1]
+    started_s, done, digest = time.perf_counter(), 0, hashlib.sha256()
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for piece in pieces(head, tensors):
+            digest.update(piece.data)
+            file.write(piece.data)
+            if (done := done + piece.size) >= _TRIAL_BYTES:
+                break
+        file.flush()
+        os.fsync(file.fileno())
+    return (time.perf_counter() - started_s) * recipe.size_bytes / done
 
 
 def cache_folder(chosen: Path | None = None) -> Path:

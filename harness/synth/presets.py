@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -32,7 +33,9 @@ class Preset:
 
     config: with the hash of the default table. special: reserved token ids, named. base_limit: head sizes start
     no higher (None: as high as the rows allow). complete: every tensor of the model, or the table alone. tied: the
-    embedding serves as output matrix too.
+    embedding serves as output matrix too. kinds: number formats of tensors by name, of those that have not weight_kind.
+    chat: a template for conversations. served: as files of that size are: the table in a shard of its own, a vocabulary
+    without unused tokens, and any number of layers.
     """
 
     name: str
@@ -48,6 +51,9 @@ class Preset:
     complete: bool
     base_limit: int | None = None
     tied: bool = False
+    kinds: Mapping[str, GGMLQuantizationType] = field(default_factory=dict)
+    chat: str | None = None
+    served: bool = False
 
 
 def fitted_hash(
@@ -164,6 +170,12 @@ _FEMTO = plain_config(
 )
 
 
+def with_layers(config: ModelConfig, layers: int) -> ModelConfig:
+    """The same with so many layers: delta nets, every fourth of them attention in blocks of four tokens."""
+    linear = every(4, layers)
+    return replace(config, linear_layers=linear, compress_ratios=ratios(4, linear))
+
+
 def _flash_next(blocks: int, experts: int, experts_used: int, vocab: int, constants: HashConstants) -> ModelConfig:
     """Flash-Next's sizes per layer, with another number of layers and experts."""
     return plain_config(
@@ -198,6 +210,19 @@ _EOS = 248_044
 _TABLE_VOCAB, _TABLE_ROWS, _MINI_ROWS = 248_320, (1 << 30) // 90, 1_600_000
 FLASH_NEXT_ROWS = 320_001_536
 FLASH_NEXT_BASE = 20_000_000  # its sixteen head sizes are the primes from here on
+_CHAT = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+_Q8_0 = ("down", "up", "inject", "ssm_beta", "ssm_alpha")  # beside the large matrices, as llama-quantize has it
+_SERVED_KINDS = {
+    "token_embd.weight": GGMLQuantizationType.Q6_K,
+    "output.weight": GGMLQuantizationType.Q6_K,
+    "ffn_gate_exps.weight": GGMLQuantizationType.Q4_K,
+    "ffn_up_exps.weight": GGMLQuantizationType.Q4_K,
+    "ffn_down_exps.weight": GGMLQuantizationType.Q5_1,  # 640 is no multiple of 256
+    **{f"{name}.weight": GGMLQuantizationType.Q8_0 for name in _Q8_0},
+}
 
 PRESETS: dict[str, Preset] = {
     preset.name: preset
@@ -270,6 +295,30 @@ PRESETS: dict[str, Preset] = {
             table_kind=GGMLQuantizationType.IQ4_NL,
             weight_kind=GGMLQuantizationType.Q8_0,
             complete=True,
+        ),
+        Preset(
+            name="flash",
+            about="Flash-Next's sizes per layer with all 512 experts, packed as served files are, 8 layers",
+            config=_flash_next(
+                8, 512, 10, _TABLE_VOCAB, fitted_hash(FLASH_NEXT_ROWS, 3, 8, _TABLE_VOCAB, _EOS, FLASH_NEXT_BASE)
+            ),
+            special={
+                _EOS: "<|endoftext|>",
+                248_045: "<|im_start|>",
+                248_046: "<|im_end|>",
+                248_056: "<|image_pad|>",
+            },
+            padding=_EOS,
+            image=248_056,
+            seed=0,
+            rows=FLASH_NEXT_ROWS,
+            table_kind=GGMLQuantizationType.IQ4_NL,
+            weight_kind=GGMLQuantizationType.Q8_0,
+            complete=True,
+            base_limit=FLASH_NEXT_BASE,
+            kinds=_SERVED_KINDS,
+            chat=_CHAT,
+            served=True,
         ),
     )
 }

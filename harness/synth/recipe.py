@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType
 
 from harness.synth.bits import BitStream, Bytes
 from harness.synth.gguf_writer import PlannedTensor, file_bytes, header
-from harness.synth.keys import metadata_of
-from harness.synth.presets import PRESETS, Preset, fitted_hash
+from harness.synth.keys import metadata_of, shard_keys
+from harness.synth.presets import PRESETS, Preset, fitted_hash, with_layers
 from harness.synth.table import row_bytes, table_blocks
 from harness.synth.vocabulary import Vocabulary, build_vocabulary
 from harness.synth.weights import Weight, model_weights
@@ -22,6 +22,7 @@ from model_file.errors import InputError
 from model_file.tensors import MODEL, TABLE, head_groups, trunk_groups
 
 _PIECE_BYTES = 8 << 20
+_FEWEST_LAYERS, _MOST_LAYERS = 4, 48  # one of each kind; Flash-Next's own
 
 
 class Head(StrEnum):
@@ -47,7 +48,8 @@ class Recipe:
         """The name that its recorded digest and its cached file go by."""
         width = self.preset.config.ple.row_width
         head = {Head.none: "", Head.inside: "-with-head", Head.alone: "-head-alone"}[self.head]
-        return f"{self.preset.name}-seed{self.seed}-{self.rows}x{width}-{self.table_kind.name}{head}"
+        layers = f"-{self.preset.config.layers}layers" if self.preset.served else ""
+        return f"{self.preset.name}{layers}-seed{self.seed}-{self.rows}x{width}-{self.table_kind.name}{head}"
 
     @property
     def row_bytes(self) -> int:
@@ -69,7 +71,7 @@ class Recipe:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """Tokens, types and merges."""
-        return build_vocabulary(self.config.vocab, self.preset.special)
+        return build_vocabulary(self.config.vocab, self.preset.special, self.preset.served)
 
     @cached_property
     def tensors(self) -> list[PlannedTensor]:
@@ -81,24 +83,38 @@ class Recipe:
         trunk = [("", MODEL)] if self.head == Head.alone else [*trunk_groups(self.config)]
         groups = [*trunk, *head_groups(self.config).values()]
         preset = self.preset
-        weights = model_weights(groups, self.config, self.vocabulary.quiet, preset.weight_kind, preset.tied)
+        quiet, kinds = self.vocabulary.quiet, preset.kinds
+        weights = model_weights(groups, self.config, quiet, preset.weight_kind, preset.tied, kinds)
         return [*(_planned(weight, self) for weight in weights), *[table] * (self.head != Head.alone)]
 
     @cached_property
+    def shards(self) -> list[tuple[bytes, list[PlannedTensor]]]:
+        """Of each file, everything before the first tensor's data, and its tensors."""
+        model, tensors = metadata_of(self.preset, self.config, self.seed, self.vocabulary), self.tensors
+        if not self.preset.served or self.head == Head.alone:
+            return [(header(model, tensors), tensors)]
+        weights, table = shard_keys(0, 2, len(tensors)), shard_keys(1, 2, len(tensors))
+        return [
+            (header([*model, *weights[1:]], tensors[:-1]), tensors[:-1]),
+            (header(table, tensors[-1:]), tensors[-1:]),
+        ]
+
+    @property
     def header(self) -> bytes:
-        """Everything before the first tensor's data."""
-        return header(metadata_of(self.preset, self.config, self.seed, self.vocabulary), self.tensors)
+        """Everything before the first tensor's data of the first file."""
+        return self.shards[0][0]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole file."""
-        return file_bytes(self.header, self.tensors)
+        """Bytes of all files."""
+        return sum(file_bytes(*shard) for shard in self.shards)
 
 
 def make_recipe(
     name: str,
     *,
     seed: int | None = None,
+    layers: int | None = None,
     rows: int | None = None,
     gib: float | None = None,
     table_kind: GGMLQuantizationType | None = None,
@@ -122,6 +138,12 @@ def make_recipe(
             raise InputError(f"--width {row_width}: rows of {name} have a fixed width; leave it out, or use `table`")
         ple = replace(preset.config.ple, row_width=row_width)
         preset = replace(preset, config=replace(preset.config, width=row_width * ple.heads, ple=ple))
+    if layers is not None:
+        if not preset.served:
+            raise InputError(f"--layers {layers}: {name} has {preset.config.layers} layers; leave it out, or use flash")
+        if not _FEWEST_LAYERS <= layers <= _MOST_LAYERS:
+            raise InputError(f"--layers {layers}: expected {_FEWEST_LAYERS} to {_MOST_LAYERS}, as Flash-Next has")
+        preset = replace(preset, config=with_layers(preset.config, layers))
     kind = preset.table_kind if table_kind is None else table_kind
     packed_bytes = row_bytes(kind, preset.config.ple.row_width)
     if gib is not None:

@@ -10,7 +10,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +20,8 @@ from gguf import GGUFValueType
 
 from harness.atomic import writing
 from harness.synth.bits import Bytes
-from harness.synth.gguf_writer import Entry, PlannedTensor, check_space, header, write_gguf
+from harness.synth.gguf_writer import Entry, PlannedTensor, check_space, header, together, write_gguf
+from harness.synth.keys import shard_keys, shard_paths
 from model_file.config import ARCHITECTURE, ModelConfig, config_from
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile
@@ -32,7 +33,6 @@ _PIECE_BYTES = 16 << 20
 _BLOCK_BYTES = 4096  # what reflinks are aligned to
 _FICLONERANGE = 0x4020940D
 _FILLER = "plegate.filler"  # a key whose length moves the table to where a reflink can put it
-_U16, _I32, _U64 = GGUFValueType.UINT16, GGUFValueType.INT32, GGUFValueType.UINT64
 OnBytes = Callable[[int], None]
 
 
@@ -65,21 +65,16 @@ def slice_model(
     _check(model, config, layers, table_rows)
     alone = _shard_of_table(model) if table_rows is None else None
     number, count = alone or (1, 2)
-    paths = [out.with_name(f"{out.name.removesuffix('.gguf')}-{n + 1:05d}-of-{count:05d}.gguf") for n in range(count)]
-    if not force and (there := next((path for path in paths if path.exists()), None)) is not None:
-        raise InputError(f"{there}: exists already, nothing was written; add --force to replace it, or use --out")
+    paths = shard_paths(out, count)
     kept = [t for t in model.tensors.values() if t.name != TABLE and _layer_of(t.name) < layers]
-    keys = [_shard_keys(place, count, len(kept) + 1) for place in range(count)]
+    keys = [shard_keys(place, count, len(kept) + 1) for place in range(count)]
     keys[0] = [*_mended(model, config, layers, table_rows), *keys[0][1:]]
     weights = [_planned(model, tensor) for tensor in kept]
-    with ExitStack() as undo:
-        for path in paths:
-            undo.callback(_remove_made, path, path.exists())
+    with together(paths, force=force):
         how = _write_table(model, paths[number], keys[number], alone is not None, table_rows, force, on_bytes)
         for place in reversed([place for place in range(count) if place != number]):  # the first, which names all, last
             tensors = [] if place else weights
             write_gguf(paths[place], header(keys[place], tensors), tensors, force=force, on_bytes=on_bytes)
-        undo.pop_all()
     return Slice(tuple(paths), layers, how, sum(path.stat().st_size for path in paths))
 
 
@@ -108,15 +103,6 @@ def _shard_of_table(model: GgufFile) -> tuple[int, int] | None:
     number = model.paths.index(info.path)
     alone = all(tensor is info or tensor.path != info.path for tensor in model.tensors.values())
     return (number, len(model.paths)) if alone and number else None
-
-
-def _shard_keys(number: int, count: int, tensors: int) -> list[Entry]:
-    return [
-        Entry("general.architecture", GGUFValueType.STRING, ARCHITECTURE),
-        Entry("split.no", _U16, number),
-        Entry("split.count", _U16, count),
-        Entry("split.tensors.count", _I32, tensors),
-    ]
 
 
 def _mended(model: GgufFile, config: ModelConfig, layers: int, table_rows: int | None) -> list[Entry]:
@@ -227,8 +213,3 @@ def _clone(source: IO[bytes], file: IO[bytes], info: TensorInfo, head: bytes) ->
     for first, last in ((start, inner.start), (inner.stop, end)):
         os.pwrite(file.fileno(), os.pread(source.fileno(), last - first, first), first + shift)
     file.seek(0, os.SEEK_END)
-
-
-def _remove_made(path: Path, was_there: bool) -> None:
-    if not was_there:
-        path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ type, and every byte still differs from row to row.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -62,8 +63,12 @@ def row_bytes(kind: GGMLQuantizationType, width: int) -> int:
 
 def table_blocks(raw: Bytes, kind: GGMLQuantizationType) -> Bytes:
     """Turn random bytes into packed blocks, in place: only the scale fields change. `raw` holds whole blocks."""
-    block_bytes = GGML_QUANT_SIZES[kind][1]
-    for mask in TABLE_MASKS[kind]:
+    return masked(raw, GGML_QUANT_SIZES[kind][1], TABLE_MASKS[kind])
+
+
+def masked(raw: Bytes, block_bytes: int, masks: Iterable[Mask]) -> Bytes:
+    """Force the fields of whole blocks, in place."""
+    for mask in masks:
         fields = raw.reshape(-1, block_bytes)[:, mask.offset_bytes : mask.offset_bytes + mask.width_bytes]
         words = fields.view(f"<u{mask.width_bytes}")
         words &= words.dtype.type(mask.keep)

@@ -6,9 +6,11 @@ which repeats it. Tokens are written in GPT-2's byte alphabet, the one that `tok
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import chain
 
 PRE_TOKENIZER = "qwen35"  # as the published Flash-Next files say
 NORMAL, CONTROL, UNUSED = 1, 3, 5  # values of tokenizer.ggml.token_type
@@ -43,20 +45,29 @@ def learned_merges() -> tuple[str, ...]:
     return tuple(line for line in text.split("\n") if line)
 
 
-def build_vocabulary(size: int, special: dict[int, str]) -> Vocabulary:
+def paired_merges() -> Iterator[str]:
+    """Merges of any two learned tokens, the more frequent first: enough for a vocabulary of any size."""
+    learned = [merge.replace(" ", "") for merge in learned_merges()]
+    for place, token in enumerate(learned):
+        for other in learned[:place]:
+            yield from (f"{other} {token}", f"{token} {other}")
+
+
+def build_vocabulary(size: int, special: dict[int, str], full: bool = False) -> Vocabulary:
     """Bytes first, then merged tokens by rank, around the reserved ids; what is left over is marked unused.
 
-    A vocabulary too small for all merges takes the best ranks that fit.
+    A vocabulary too small for all merges takes the best ranks that fit. full: a larger one takes pairs of merged
+    tokens, so that none is unused.
     """
     room = size - len(special)
     ordinary = dict.fromkeys(byte_alphabet())
     merges = []
-    for merge in learned_merges():
-        ordinary[merge.replace(" ", "")] = None
-        if len(ordinary) > room:
-            ordinary.popitem()
+    for merge in chain(learned_merges(), paired_merges() if full else ()):
+        if len(ordinary) == room:
             break
-        merges.append(merge)
+        if (joint := merge.replace(" ", "")) not in ordinary:
+            ordinary[joint] = None
+            merges.append(merge)
     following = iter(ordinary)
     tokens, types = [], []
     for token in range(size):

@@ -8,19 +8,22 @@ output for inputs of root mean square 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from harness.synth.bits import BitStream, Bytes, Float32, around_one, uniform, weight_scale
+from harness.synth.table import Mask, masked
 from model_file.config import ModelConfig
 from model_file.tensors import Group, Tensor, sizes
 
 F32 = GGMLQuantizationType.F32
-_PIECE_VALUES = 1 << 20
+_PIECE_VALUES, _PACKED_BYTES = 1 << 20, 8 << 20
 
 Fill = Callable[[BitStream, GGMLQuantizationType, tuple[int, ...]], Iterator[Bytes]]
 
@@ -43,7 +46,10 @@ def _matrix(gain: str, fan_in: int | None = None) -> Fill:
     """Random weights with standard deviation gain / sqrt(fan_in); the fan-in is the last axis unless given."""
 
     def fill(stream: BitStream, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Iterator[Bytes]:
-        scale = weight_scale(Fraction(gain), fan_in or shape[-1])
+        inputs = fan_in or shape[-1]
+        if kind in _PACKED:
+            return _packed(stream, kind, shape, float(gain) / math.sqrt(inputs))
+        scale = weight_scale(Fraction(gain), inputs)
         return _q8_0(stream, shape, scale) if kind == GGMLQuantizationType.Q8_0 else _float32(stream, shape, scale)
 
     return fill
@@ -73,6 +79,50 @@ def _q8_0(stream: BitStream, shape: tuple[int, ...], scale: np.float32) -> Itera
         blocks[:, 2:] = stream.take(block * count).reshape(count, block)
         yield blocks.reshape(-1)
         left -= count
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A packed type of random bits: where its float16 scale lies, and the minimum that makes its values' mean zero.
+
+    unit: the standard deviation of its values where the scale is 1. minimum: its place, and how many scales it is.
+    """
+
+    unit: float
+    scale: int
+    minimum: tuple[int, float] | None = None
+
+
+_PACKED = {  # with 6-bit scales and minima, q of 0..15; q of 0..31; int8 scales, q of -32..31
+    GGMLQuantizationType.Q4_K: _Packed(258.3, 0, (2, 7.5)),
+    GGMLQuantizationType.Q5_1: _Packed(9.233, 0, (2, -15.5)),
+    GGMLQuantizationType.Q6_K: _Packed(1365.7, 208),
+}
+
+
+def _packed(stream: BitStream, kind: GGMLQuantizationType, shape: tuple[int, ...], deviation: float) -> Iterator[Bytes]:
+    """Random blocks whose scales differ in their last 6 bits, so that no block can stand for another."""
+    packing = _PACKED[kind]
+    scale, mean = _half(deviation / packing.unit, 6)
+    masks = [Mask(packing.scale, 2, 0x3F, scale)]
+    if packing.minimum is not None:
+        place, factor = packing.minimum
+        sign = 0x8000 if factor < 0 else 0
+        masks.append(Mask(place, 2, 0x07, sign | _half(abs(factor) * mean, 3)[0]))
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    left = _count(shape) // block
+    while left:
+        count = min(left, _PACKED_BYTES // block_bytes // 4 * 4)  # whole words, nothing is left over to be copied
+        yield masked(stream.take(count * block_bytes), block_bytes, masks)
+        left -= count
+
+
+def _half(value: float, free_bits: int) -> tuple[int, float]:
+    """A positive normal float16 whose last bits are free, as a word with zeros there, and its mean over them."""
+    fraction, exponent = math.frexp(value)
+    assert -13 <= exponent <= 15, value
+    mantissa = int((fraction * 2 - 1) * 1024) >> free_bits << free_bits
+    return (exponent + 14) << 10 | mantissa, math.ldexp(1024 + mantissa + (2**free_bits - 1) / 2, exponent - 11)
 
 
 def _whole(values: Callable[[BitStream, int], Float32]) -> Fill:
@@ -108,18 +158,26 @@ def _output_rows(special: frozenset[int], gain: str) -> Fill:
     matrix = _matrix(gain)
 
     def fill(stream: BitStream, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> Iterator[Bytes]:
-        pieces = list(matrix(stream, kind, shape))
-        rows = np.concatenate(pieces).reshape(shape[0], -1)
-        quiet = sorted(special)
-        if kind == F32:
-            rows.view("<f4")[quiet] *= np.float32(2.0**-4)
-        else:  # Q8_0: shift the quants
-            blocks = rows.reshape(shape[0], -1, GGML_QUANT_SIZES[kind][1])
-            quants = blocks[:, :, 2:].view(np.int8)
-            quants[quiet] >>= 4
-        yield rows.reshape(-1)
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        row_bytes, start = shape[1] // block * block_bytes, 0
+        for piece in matrix(stream, kind, shape):
+            for row in special:
+                first, last = (min(max(edge * row_bytes - start, 0), piece.size) for edge in (row, row + 1))
+                _quieten(piece[first:last], kind, block_bytes)
+            yield piece
+            start += piece.size
 
     return fill
+
+
+def _quieten(blocks: Bytes, kind: GGMLQuantizationType, block_bytes: int) -> None:
+    """A sixteenth of these values."""
+    if kind == F32:
+        blocks.view("<f4")[:] *= np.float32(2.0**-4)
+        return
+    factors = slice(192, 208) if kind == GGMLQuantizationType.Q6_K else slice(2, None)  # int8 scales; Q8_0's quants
+    integers = blocks.reshape(-1, block_bytes)[:, factors].view(np.int8)
+    integers >>= 4
 
 
 _GAINS = {  # of matrices; 2 where nothing is said
@@ -146,14 +204,15 @@ def model_weights(
     quiet: frozenset[int],
     large: GGMLQuantizationType,
     tied: bool = False,
+    others: Mapping[str, GGMLQuantizationType] = MappingProxyType({}),
 ) -> list[Weight]:
-    """The tensors of these groups, in file order. large: the format of quantizable matrices; tied: without an output
-    matrix."""
+    """The tensors of these groups, in file order. large: the format of quantizable matrices; others: of tensors by
+    name; tied: without an output matrix."""
     return [
         Weight(
             prefix + tensor.name,
             sizes(tensor.stored[0], config),
-            large if tensor.quantized else F32,
+            others.get(tensor.name, large if tensor.quantized else F32),
             _fill_of(tensor, quiet),
         )
         for prefix, group in groups

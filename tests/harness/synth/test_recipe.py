@@ -70,7 +70,7 @@ def test_every_table_type_has_a_recorded_digest() -> None:
     assert {kind for _, _, kind in SMALL} == {kind.name for kind in TABLE_MASKS}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if not preset.served])
 def test_default_models_have_the_recorded_bytes(name: str) -> None:
     recipe = make_recipe(name)
     assert sha256(recipe) == RECORDED[recipe.label]

@@ -34,7 +34,8 @@ def test_words_cover_the_text() -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_vocabulary_is_complete(name: str) -> None:
     preset = PRESETS[name]
-    vocabulary = build_vocabulary(preset.config.vocab, preset.special)
+    vocabulary = build_vocabulary(preset.config.vocab, preset.special, preset.served)
+    assert not preset.served or UNUSED not in vocabulary.types
     assert len(vocabulary.tokens) == len(vocabulary.types) == preset.config.vocab == len(set(vocabulary.tokens))
     known = set(vocabulary.tokens)
     assert set(byte_alphabet()) <= known
