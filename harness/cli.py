@@ -18,7 +18,8 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from typing import Any, NoReturn
+from importlib.metadata import version
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -149,6 +150,22 @@ app = typer.Typer(
         "Exit codes: 0 all equal, 1 a difference, 2 bad input, 3 something asked for could not be run, 130 interrupted."
     ),
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"plegate {version('plegate')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
 
 if columns_of(sys.stdout) < NARROWEST or os.environ.get("COLUMNS") == "0":
     os.environ.setdefault("TERMINAL_WIDTH", "80")  # typer's: its frames would leave a letter a line, or nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,24 +39,30 @@ def colliding_ids() -> list[int]:
 
 @contextmanager
 def far_rows(folder: Path | None) -> Iterator[FarRows]:
-    """The table in files that are removed again. folder: where, None for the system's temporary one.
+    """The table in files without a name, so that a kill leaves none. folder: where, None for the temporary one.
 
-    Raises: OSError where the file system holds no such file.
+    Raises: OSError where the file system holds no such file, or no /proc opens it again.
     """
     (start, offset), ids = SECOND, colliding_ids()
-    with tempfile.TemporaryDirectory(prefix="far-rows-", dir=folder) as name:
-        first, second = Path(name, "1.table"), Path(name, "2.table")
+    sizes = (start * ROW_BYTES, offset + (ROWS - start) * ROW_BYTES)
+    with ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile(dir=folder, prefix="far-rows-")) for _ in sizes]
+        for file, size in zip(files, sizes, strict=True):
+            os.truncate(file.fileno(), size)
+        first, second = (_path_of(file.fileno()) for file in files)
         segments = (Segment(first, 0, 0, start), Segment(second, offset, start, ROWS - start))
-        for segment in segments:
-            segment.path.touch()
-            os.truncate(segment.path, segment.offset_bytes + segment.rows * ROW_BYTES)
         table = Table(gguf.GGMLQuantizationType.IQ4_NL, ROWS, WIDTH, ROW_BYTES, segments)
-        with first.open("r+b") as low, second.open("r+b") as high:
-            for place, row in enumerate(ids):
-                content = np.random.Philox(key=place + 1).random_raw(3).view(np.uint8)[:ROW_BYTES].copy()
-                content[1] = 0x2C  # the scale, a small number
-                file = low if row < start else high
-                os.pwrite(file.fileno(), content.tobytes(), table.place(row)[1])
-            for file in (low, high):
-                os.fsync(file.fileno())  # a page that is not written yet cannot be evicted
+        for place, row in enumerate(ids):
+            content = np.random.Philox(key=place + 1).random_raw(3).view(np.uint8)[:ROW_BYTES].copy()
+            content[1] = 0x2C  # the scale, a small number
+            os.pwrite(files[row >= start].fileno(), content.tobytes(), table.place(row)[1])
+        for file in files:
+            os.fsync(file.fileno())  # a page that is not written yet cannot be evicted
         yield FarRows(table, np.array(ids, np.uint64))
+
+
+def _path_of(descriptor: int) -> Path:
+    """A path that opens the file anew. Raises: OSError where there is no /proc."""
+    path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    path.stat()
+    return path

@@ -213,11 +213,17 @@ def _token_by_token(reader: RowReader, expected: ExpectedRows) -> Packed:
 
 def _judge_cache(notes: Notes, reader: RowReader, expected: ExpectedRows, table: Table) -> None:
     cache = RowCache(reader, CACHE_ROWS * (table.row_bytes + 8))  # never closed: that would close the mode's reader
-    for turn in ("first", "second", "third"):
-        found = np.concatenate(
-            [cache.gather(expected.ids[at : at + CACHE_ROWS]) for at in range(0, len(expected.ids), CACHE_ROWS)]
-        )
-        if notes.add("row cache", "packed", found, expected.packed, f"through a row cache, {turn} time: "):
+    ids, count = expected.ids, len(expected.ids)
+    few = min(CACHE_ROWS, count)
+    turns = {  # batches that fill it, one larger than all of it, and one that it holds
+        "in pieces": [ids[at : at + CACHE_ROWS] for at in range(0, count, CACHE_ROWS)],
+        "as a whole": [ids],
+        "the first rows": [ids[:few]],
+        "the first rows again": [ids[:few]],
+    }
+    for words, batches in turns.items():
+        found = np.concatenate([cache.gather(batch) for batch in batches])
+        if notes.add("row cache", "packed", found, expected.packed, f"through a row cache, {words}: "):
             return
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -307,3 +308,8 @@ def test_closed_output_loses_no_result(redirect: str, where: int | None, tmp_pat
     assert code == 0
     assert ["table rows" in text for text in printed] == [number == where for number in (0, 1)]
     assert out.read_text().startswith('{\n  "schema"') and out.read_text().endswith("}\n")
+
+
+def test_version_is_the_package_s() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"plegate {version('plegate')}\n")
