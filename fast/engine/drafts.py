@@ -74,7 +74,8 @@ class DraftDecoder:
         self.timings.add(Step(counted, True, chunk.gather_s, chunk.gather_s, compute_s, compile_s))
         chosen, margins = np.asarray(checked.tokens).tolist(), np.asarray(checked.margins).tolist()
         if np.isnan(margins[:counted]).any():
-            raise not_finite(self.step, self.chunks, sequence.tokens)
+            # A NaN reaches the earlier tokens of its step through masked products: it may come from a guess.
+            raise not_finite(self.step, self.chunks, [*sequence.tokens, *tokens[counted:]])
         return tokens[:counted], [margin, *margins[: counted - 1]], (chosen[counted - 1], margins[counted - 1])
 
     def _count(self, checked: Checked, most: int) -> int:

@@ -73,6 +73,24 @@ def test_decode_stops_at_the_first_position() -> None:
                 again.greedy(6)
 
 
+@pytest.mark.parametrize("guesses_right", [True, False])
+def test_decode_with_drafts_stops_at_the_first_position(guesses_right: bool) -> None:
+    """In the middle of a step's guesses, and as its only token."""
+    with opened("tiny-mtp", draft=4) as engine:
+        sequence = engine.new_sequence()
+        sequence.feed(TOKENS[:10], last_only=True)
+        chosen = sequence.greedy(8)
+        engine.planted = lambda tokens, guesses: [
+            chosen[len(tokens) - 10 + place] if guesses_right and len(tokens) + place < 18 else 0
+            for place in range(len(guesses))
+        ]
+        engine.reader = Spoiling(engine, spoiled_row(engine, TOKENS[:10] + chosen), np.nan)
+        again = engine.new_sequence()
+        again.feed(TOKENS[:10], last_only=True)
+        with pytest.raises(InputError, match=rf"position {BAD}, token {chosen[BAD - 10]}: blk"):
+            again.greedy(8)
+
+
 @pytest.mark.parametrize(
     ("tensor", "place", "message"),
     [

@@ -24,6 +24,8 @@ from tests.fast.engines import find, opened, shared
     [
         ({"context": 0}, "context is 0, expected at least 1"),
         ({"chunk": 0}, "chunk is 0"),
+        ({"draft": 65}, "draft is 65, expected 0 to 64 guesses"),
+        ({"mtp": "head.gguf"}, "mtp is head.gguf, of which draft = 0 makes no use, expected 1 guess or more"),
         ({"precision": "bf16"}, "precision is 'bf16', expected one of highest, high, default"),
         ({"buckets": ()}, "expected lengths of at least 1"),
         ({"context": 1 << 20}, "expected at most"),
