@@ -24,13 +24,14 @@ def random_recipe(seed: int) -> Recipe:
     or in blocks of 2 to 8 tokens, kernels of 2 to 4 taps, 1 to 4 key/value heads and key heads, PLE in any delta net.
     """
     draw = Random(f"plegate/random/{seed}")
+    config_of = _config if seed % 2 == 0 else _config_for_llama_cpp
     kind = list(TABLE_MASKS)[seed % len(TABLE_MASKS)]
     rows = draw.randrange(1000, 5000)
     return Recipe(
         Preset(
             name="random",
             about="an architecture drawn from the seed",
-            config=_config(draw, rows, max(GGML_QUANT_SIZES[kind][0], 16)),
+            config=config_of(draw, rows, max(GGML_QUANT_SIZES[kind][0], 16)),
             special={0: "<|pad|>"},
             padding=0,
             image=None,
@@ -89,6 +90,18 @@ def simpler(recipe: Recipe) -> Iterator[Recipe]:
 def _with(recipe: Recipe, **changes: Any) -> Recipe:
     config = replace(recipe.preset.config, **changes)
     return replace(recipe, preset=replace(recipe.preset, config=config))
+
+
+def _config_for_llama_cpp(draw: Random, rows: int, row_unit: int) -> ModelConfig:
+    """llama.cpp wants two residual streams, blocks of one length in all attention, and a whole number of them read."""
+    config = _config(draw, rows, row_unit)
+    ratio = max(2, *config.compress_ratios)
+    return replace(
+        config,
+        streams=max(2, config.streams),
+        compress_ratios=tuple(0 if is_linear else ratio for is_linear in config.linear_layers),
+        top_k=ratio * (config.top_k // ratio),
+    )
 
 
 def _config(draw: Random, rows: int, row_unit: int) -> ModelConfig:
