@@ -54,8 +54,6 @@ def synth(
     rows: Annotated[
         int | None,
         typer.Option(
-            "--rows",
-            "--table-rows",
             metavar="N",
             help="Rows of the table; the hash's head sizes follow. Flash-Next has 320001536 (26.8 GiB in IQ4_NL). "
             "Default: 1000064 for nano, 1600000 for mini, 1 GiB for table, Flash-Next's for flash.",
@@ -97,7 +95,7 @@ def synth(
 
         plegate synth table --gib 6 --type Q8_0
 
-        plegate synth flash --layers 4 --table-rows 1000000 --out flash.gguf   (7.8 GB)
+        plegate synth flash --layers 4 --rows 1000000 --out flash.gguf   (7.8 GB)
 
     Exit codes: 0 made, 1 made but with another SHA-256 than recorded, 2 bad input, no space, no permission.
     """

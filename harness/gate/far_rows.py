@@ -49,7 +49,7 @@ def far_rows(folder: Path | None) -> Iterator[FarRows]:
         files = [stack.enter_context(tempfile.TemporaryFile(dir=folder, prefix="far-rows-")) for _ in sizes]
         for file, size in zip(files, sizes, strict=True):
             os.truncate(file.fileno(), size)
-        first, second = (_path_of(file.fileno()) for file in files)
+        first, second = (Path(f"/proc/{os.getpid()}/fd/{file.fileno()}") for file in files)
         segments = (Segment(first, 0, 0, start), Segment(second, offset, start, ROWS - start))
         table = Table(gguf.GGMLQuantizationType.IQ4_NL, ROWS, WIDTH, ROW_BYTES, segments)
         for place, row in enumerate(ids):
@@ -59,10 +59,3 @@ def far_rows(folder: Path | None) -> Iterator[FarRows]:
         for file in files:
             os.fsync(file.fileno())  # a page that is not written yet cannot be evicted
         yield FarRows(table, np.array(ids, np.uint64))
-
-
-def _path_of(descriptor: int) -> Path:
-    """A path that opens the file anew. Raises: OSError where there is no /proc."""
-    path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
-    path.stat()
-    return path

@@ -167,7 +167,9 @@ class RowJudge:
         """Rows beyond 2^32, from cold pages and again, and a cache asked for rows that share slot and low bits."""
         if self.far is None:
             return
-        expected = expect_rows(self.far.table, np.tile(self.far.ids, FAR_REPEATS), "rows that collide", 0)
+        expected = expect_rows(
+            self.far.table, np.tile(self.far.ids, FAR_REPEATS), "rows that collide, in nameless files of the gate", 0
+        )
         notes = Notes(verdict.findings, expected, self.far.table, self.without)
         residency.evict(self.far.table)
         with open_rows(self.far.table, source.mode, self.settings) as reader:

@@ -22,9 +22,10 @@ def random_recipe(seed: int) -> Recipe:
 
     Drawn: n-grams of 2 to 4 tokens with 1 to 4 heads each, 1 to 4 streams, 2 to 6 layers in any order, attention dense
     or in blocks of 2 to 8 tokens, kernels of 2 to 4 taps, 1 to 4 key/value heads and key heads, PLE in any delta net.
+    Every second one is as llama.cpp loads it.
     """
     draw = Random(f"plegate/random/{seed}")
-    config_of = _config if seed % 2 == 0 else _config_for_llama_cpp
+    config_of = _config_for_llama_cpp if for_llama_cpp(seed) else _config
     kind = list(TABLE_MASKS)[seed % len(TABLE_MASKS)]
     rows = draw.randrange(1000, 5000)
     return Recipe(
@@ -45,6 +46,11 @@ def random_recipe(seed: int) -> Recipe:
         rows,
         kind,
     )
+
+
+def for_llama_cpp(seed: int) -> bool:
+    """Whether a seed's model is one that llama.cpp loads: every second, with each table type in turn."""
+    return (seed + seed // len(TABLE_MASKS)) % 2 == 1
 
 
 def random_tokens(seed: int, config: ModelConfig, count: int) -> list[int]:
@@ -93,7 +99,7 @@ def _with(recipe: Recipe, **changes: Any) -> Recipe:
 
 
 def _config_for_llama_cpp(draw: Random, rows: int, row_unit: int) -> ModelConfig:
-    """llama.cpp wants two residual streams, blocks of one length in all attention, and a whole number of them read."""
+    """llama.cpp wants two streams or more, blocks of one length in all attention, and a whole number of them read."""
     config = _config(draw, rows, row_unit)
     ratio = max(2, *config.compress_ratios)
     return replace(
@@ -114,7 +120,7 @@ def _config(draw: Random, rows: int, row_unit: int) -> ModelConfig:
     linear = [draw.random() < 0.5 for _ in range(draw.randrange(2, 7))]
     linear[draw.randrange(len(linear) // 2)] = True  # PLE needs one,
     linear[draw.randrange(len(linear) // 2, len(linear))] = False  # and without attention there is no cache
-    ratios = tuple(0 if is_linear else draw.choice([0, *range(2, 9)]) for is_linear in linear)
+    ratios = tuple(0 if is_linear else draw.choice([0, 0, *range(2, 9)]) for is_linear in linear)
     kv_heads, key_heads = draw.randrange(1, 5), draw.randrange(1, 5)
     head_width, indexer_width = draw.choice([8, 16, 32]), draw.choice([16, 32])
     vocab, experts = draw.randrange(300, 600), draw.randrange(2, 9)

@@ -13,7 +13,7 @@ from fast.engine.settings import EngineSettings
 from fast.rows import locate_table, open_rows
 from fast.rows.dequantize import dequantize_numpy
 from harness.synth.making import make_model
-from harness.synth.random_models import random_recipe, random_tokens, simpler, smallest
+from harness.synth.random_models import for_llama_cpp, random_recipe, random_tokens, simpler, smallest
 from harness.synth.table import TABLE_MASKS
 from model_file.config import config_from
 from model_file.gguf_file import open_gguf
@@ -42,6 +42,16 @@ def test_drawn_architectures_cover_what_they_promise() -> None:
     assert {config.kv_heads for config in configs} == {config.delta_key_heads for config in configs} == {1, 2, 3, 4}
     assert {config.ple.layer for config in configs} >= {0, 1, 2, 3}
     assert {random_recipe(seed).table_kind for seed in range(len(TABLE_MASKS))} == {*TABLE_MASKS}
+
+
+def test_models_for_llama_cpp_are_half_of_each_table_type() -> None:
+    count = len(TABLE_MASKS)
+    drawn = [seed for seed in range(2 * count) if for_llama_cpp(seed)]
+    assert sorted(seed % count for seed in drawn) == [*range(count)]
+    for config in (random_recipe(seed).config for seed in range(200) if for_llama_cpp(seed)):
+        kinds = zip(config.compress_ratios, config.linear_layers, strict=True)
+        ratios = {ratio for ratio, linear in kinds if not linear}
+        assert len(ratios) == 1 and config.top_k % ratios.pop() == 0 and config.streams > 1
 
 
 @pytest.mark.parametrize("seed", range(20))
