@@ -37,6 +37,7 @@ TABLE_TYPES = (
     _Type.Q4_0,
     _Type.IQ4_NL,
     _Type.Q6_K,
+    _Type.Q4_K,
     _Type.IQ1_S,
 )
 _PLAIN = {"F64": np.float64, "F32": np.float32, "F16": np.float16} | {

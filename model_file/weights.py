@@ -6,7 +6,8 @@ the same as multiplying its matrix. Fused experts are cut in two.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import gguf
 import numpy as np
@@ -19,18 +20,30 @@ from model_file.inventory import inventory_to_load, scale_of
 from model_file.tensors import FUSED, FUSED_PARTS, Group, as_stored, sizes
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
+PackedArray: TypeAlias = npt.NDArray[np.uint8]
 _PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A large matrix as its file has it: a read-only view [out, row bytes], and the factor of its products."""
+
+    data: PackedArray
+    type: gguf.GGMLQuantizationType
+    factor: float | None
 
 
 class WeightSource:
     """Reads tensors of an open model by the table and remembers which are still to be read."""
 
-    def __init__(self, model: GgufFile, config: ModelConfig, *, head: bool = False) -> None:
-        """head: of the draft head, in place of the trunk.
+    def __init__(self, model: GgufFile, config: ModelConfig, *, head: bool = False, packed: bool = False) -> None:
+        """head: of the draft head, in place of the trunk. packed: large matrices come as `PackedTensor`, and routed
+        experts do not come: they are read when they are chosen.
 
         Raises: InputError naming every tensor that is missing, unused or of a wrong shape.
         """
         self.model, self.config, self.inventory = model, config, inventory_to_load(model, config)
+        self._keeps_packed = packed
         every = {*self.inventory.weights, *self.inventory.scales}
         self.left = every & self.inventory.head if head else every - self.inventory.head
         if self.inventory.alone and not head:
@@ -39,12 +52,23 @@ class WeightSource:
                 "--mtp FILE"
             )
 
-    def group(self, prefix: str, group: Group) -> dict[str, FloatArray]:
+    def group(self, prefix: str, group: Group) -> dict[str, Any]:
         """The tensors of a group by their fields, in the shapes of the table; optional ones only where they are."""
-        values: dict[str, FloatArray] = {}
+        values: dict[str, Any] = {}
         for tensor in as_stored(prefix, group, self.inventory.weights):
-            if prefix + tensor.name in self.inventory.weights:
-                values[tensor.field] = self._scaled(prefix + tensor.name).reshape(sizes(tensor.shape, self.config))
+            name, shape = prefix + tensor.name, sizes(tensor.shape, self.config)
+            if name not in self.inventory.weights:
+                continue
+            if self._keeps_packed and tensor.quantized and len(shape) == 3:
+                self.left -= {name, scale_of(name)}  # whoever reads experts reads both
+            elif (
+                self._keeps_packed
+                and tensor.quantized
+                and self.inventory.weights[name].type != gguf.GGMLQuantizationType.F32
+            ):
+                values[tensor.field] = self._packed(name)
+            else:
+                values[tensor.field] = self._scaled(name).reshape(shape)
         if FUSED.field in values:
             halves = np.split(values.pop(FUSED.field), len(FUSED_PARTS), axis=1)
             values |= {part.field: half for part, half in zip(FUSED_PARTS, halves, strict=True)}
@@ -60,6 +84,11 @@ class WeightSource:
             return values
         factors = self._read(scale_of(name))  # [1], or one for each expert, the first axis
         return values * factors.reshape(-1, *[1] * (values.ndim - 1))
+
+    def _packed(self, name: str) -> PackedTensor:
+        self.left.remove(name)
+        factor = float(self._read(scale_of(name))[0]) if scale_of(name) in self.inventory.scales else None
+        return PackedTensor(self.model.packed(name), self.model.tensors[name].type, factor)
 
     def _read(self, name: str) -> FloatArray:
         self.left.remove(name)

@@ -20,13 +20,16 @@ from fast.engine.chunks import ChunkMaker, Reader
 from fast.engine.decode import Decoder
 from fast.engine.drafts import DraftDecoder, Guesses
 from fast.engine.environment import prepare_jax, use_program_cache
+from fast.engine.expert_store import ExpertStore, TooLittleMemory
+from fast.engine.layered import LayeredStep
 from fast.engine.memory import memory_bytes
 from fast.engine.nonfinite import not_finite
 from fast.engine.sequence import FloatLogits, Sequence
 from fast.engine.settings import EngineSettings, plan_for
 from fast.engine.step import DeviceStep
 from fast.engine.timings import Timings
-from fast.model.weights import load_draft_head, load_weights
+from fast.model.weights import Weights, load_draft_head, load_weights
+from fast.rows import MODES
 from model_file.config import config_from
 from model_file.errors import InputError
 from model_file.gguf_file import GgufFile, open_gguf
@@ -54,7 +57,8 @@ class FastEngine:
         if self.settings.cache_dir is not None:
             use_program_cache(str(self.settings.cache_dir))
         table = gguf_file.tensors[TABLE]
-        weights, of_head = load_weights(gguf_file, self.config), gguf_file
+        lazy = self.settings.memory_bytes is not None
+        weights, of_head = load_weights(gguf_file, self.config, packed=lazy), gguf_file
         if self.settings.draft:
             with ExitStack() as stack:
                 if self.settings.mtp is not None:
@@ -62,7 +66,8 @@ class FastEngine:
                 self.config = with_draft_head(self.config, gguf_file, of_head)
                 weights = replace(weights, draft=load_draft_head(of_head, self.config))
         self.plan = plan_for(self.config, int(table.type), self.settings)
-        self.step = DeviceStep(weights, self.plan, gguf_file.paths[0].name)
+        name = gguf_file.paths[0].name
+        self.step = self._layered(weights, gguf_file, reader) if lazy else DeviceStep(weights, self.plan, name)
         self.planted: Guesses | None = None
         paths = (*gguf_file.paths, *(of_head.paths if self.settings.draft else ()))
         self.identity = tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
@@ -70,6 +75,27 @@ class FastEngine:
         self.chunks = ChunkMaker(self.config, self.settings, reader, table.size_bytes // table.shape[0])
         self._feeder = BatchFeeder(self.step, self.chunks, self.timings)
         self._ahead = Ahead(self.step, self.chunks)
+
+    def _layered(self, weights: Weights, gguf_file: GgufFile, reader: Reader) -> LayeredStep:
+        assert self.settings.memory_bytes is not None
+        parts, name = memory_bytes(self.plan, self.settings, weights.size_bytes), gguf_file.paths[0].name
+        given, taken = self.settings.memory_bytes, parts.pop("total")
+        try:
+            store = ExpertStore(gguf_file, self.config, self._expert_mode(reader), given - taken)
+        except TooLittleMemory as error:
+            needs = ", ".join(f"{part} {size >> 20:,}" for part, size in parts.items() if size >> 20)
+            least = -(-(given + error.missing) >> 20)
+            raise InputError(
+                f"{gguf_file.paths[0]}: a memory of {given >> 20:,} MiB, expected {least:,} MiB or more ({needs}, "
+                "and two experts): give more, or a shorter context or chunk"
+            ) from None
+        return LayeredStep(weights, self.plan, name, store)
+
+    def _expert_mode(self, reader: Reader) -> str:
+        """How experts are read beside rows that this reader reads."""
+        mode = getattr(reader, "mode", "auto")
+        alike = mode in MODES and not MODES[mode].own_memory
+        return self.settings.expert_mode or (mode if alike else "auto")
 
     @property
     def compilations(self) -> int:
@@ -84,6 +110,7 @@ class FastEngine:
     @reader.setter
     def reader(self, reader: Reader) -> None:
         self.chunks.reader = reader
+        self.step.read_experts(self._expert_mode(reader))
 
     def new_sequence(self) -> Sequence:
         """An empty sequence with room for `settings.context` tokens."""
@@ -187,13 +214,14 @@ class FastEngine:
 
     def memory(self) -> dict[str, int]:
         """Bytes by purpose; see `fast.engine.memory` for the formula."""
-        return memory_bytes(self.plan, self.settings, self.step.weights_bytes)
+        return memory_bytes(self.plan, self.settings, self.step.weights_bytes, experts_bytes=self.step.experts_bytes)
 
     def close(self) -> None:
         """Stop the reading thread. The reader stays open: it is the caller's."""
         if os.getpid() == self._process:  # in a fork there is no such thread
             self._ahead.close()
             self._feeder.close()
+            self.step.close()
 
     def check_process(self) -> None:
         """Raises: InputError in another process than the one that made the engine."""

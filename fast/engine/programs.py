@@ -25,7 +25,7 @@ Tree = TypeVar("Tree")
 # XLA on the CPU writes 256-bit vectors by default, even where 512-bit ones cost nothing: decode gains 3 %.
 # Other devices have no use for the option and ignore it.
 # What XLA_FLAGS may say about exactness does not hold here.
-_OPTIONS = {"xla_cpu_prefer_vector_width": 512, "xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False}
+OPTIONS = {"xla_cpu_prefer_vector_width": 512, "xla_cpu_enable_fast_math": False, "xla_cpu_enable_fast_min_max": False}
 
 
 class Outcome(NamedTuple):
@@ -54,7 +54,7 @@ class Checked(NamedTuple):
     accepted: Array
 
 
-def _outcome(logits: Float[Array, "sequences v"]) -> Outcome:
+def outcome_of(logits: Float[Array, "sequences v"]) -> Outcome:
     """The best token, the lowest id among equals, and how far ahead of the second it is."""
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
     first = jnp.max(logits, axis=-1)
@@ -66,7 +66,7 @@ def _outcome(logits: Float[Array, "sequences v"]) -> Outcome:
     return Outcome(best, jnp.where(jnp.isfinite(margin), margin, jnp.nan), logits)
 
 
-def _marked(outcome: Outcome, streams: Float[Array, "all s d"], counts: Int[Array, "sequences"]) -> Outcome:
+def marked(outcome: Outcome, streams: Float[Array, "all s d"], counts: Int[Array, "sequences"]) -> Outcome:
     """The outcome, its margins NaN where streams of a sequence's tokens are not finite; padding may be what it is."""
     by_token = streams.reshape(counts.shape[0], -1, streams.shape[1] * streams.shape[2])
     real = jnp.arange(by_token.shape[1]) < counts[:, None]
@@ -74,23 +74,23 @@ def _marked(outcome: Outcome, streams: Float[Array, "all s d"], counts: Int[Arra
     return outcome._replace(margins=jnp.where(finite, outcome.margins, jnp.nan))
 
 
-def _dequantize(packed: Array, kind: int) -> Array:
+def dequantize(packed: Array, kind: int) -> Array:
     return dequantize_jax(packed, gguf.GGMLQuantizationType(kind))
 
 
-@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",), compiler_options=_OPTIONS)
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",), compiler_options=OPTIONS)
 def advance(
     packed_weights: Packed, tokens: Array, packed: Array, states: States, counts: Array, plan: Plan
 ) -> tuple[Outcome, Array, States]:
     """One step of every sequence, a chunk of prefill or a token of decode; with the final streams, for `all_logits`."""
     weights: Weights = packed_weights.unpack()
     with jax.default_matmul_precision(plan.precision):
-        logits, streams, states = forward(weights, tokens, packed, states, counts, plan, _dequantize)
-        outcome = _outcome(logits)
-        return outcome if tokens.shape[1] == 1 else _marked(outcome, streams, counts), streams, states
+        logits, streams, states = forward(weights, tokens, packed, states, counts, plan, dequantize)
+        outcome = outcome_of(logits)
+        return outcome if tokens.shape[1] == 1 else marked(outcome, streams, counts), streams, states
 
 
-@partial(jax.jit, static_argnames=("plan",), compiler_options=_OPTIONS)
+@partial(jax.jit, static_argnames=("plan",), compiler_options=OPTIONS)
 def all_logits(packed_weights: Packed, streams: Array, plan: Plan) -> Float[Array, "all v"]:
     """Logits of every token of a step. Apart from the step, so that it is compiled once, not with and without them."""
     weights: Weights = packed_weights.unpack()
@@ -103,7 +103,7 @@ def draft_weights(weights: Weights) -> Packed:
     return pack((weights.embedding, weights.draft, weights.head))
 
 
-@partial(jax.jit, static_argnames=("plan",), donate_argnames=("cache",), compiler_options=_OPTIONS)
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("cache",), compiler_options=OPTIONS)
 def draft(
     packed_weights: Packed, token: Array, head_state: SequenceState, cache: KeyValues, plan: Plan
 ) -> tuple[Array, KeyValues]:
@@ -119,7 +119,7 @@ def draft(
         before, position = state.recurrent.residual, state.recurrent.position
         assert before is not None
         streams, (state,) = run_draft_head(embedding, draft_head, token[None], before, (state,), one, plan)
-        token = _outcome(head(matrix, draft_head.hc_out, streams, plan)).tokens
+        token = outcome_of(head(matrix, draft_head.hc_out, streams, plan)).tokens
         recurrent = replace(state.recurrent, residual=streams, position=position + 1)
         return (token, replace(state, recurrent=recurrent)), token[0]
 
@@ -131,7 +131,7 @@ def draft(
         return guesses, kept
 
 
-@partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",), compiler_options=_OPTIONS)
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("state",), compiler_options=OPTIONS)
 def check(
     packed_weights: Packed, tokens: Array, packed: Array, most: Array, state: SequenceState, plan: Plan
 ) -> tuple[Checked, SequenceState]:
@@ -141,8 +141,8 @@ def check(
     """
     weights: Weights = packed_weights.unpack()
     with jax.default_matmul_precision(plan.precision):
-        streams, (opened,) = run_trunk(weights, tokens, packed, (state,), None, plan, _dequantize)
-        every = _outcome(head(weights.head, weights.hc_out, streams, plan))
+        streams, (opened,) = run_trunk(weights, tokens, packed, (state,), None, plan, dequantize)
+        every = outcome_of(head(weights.head, weights.hc_out, streams, plan))
         right = (tokens[0, 1:] == every.tokens[:-1]) & (jnp.arange(tokens.shape[1] - 1) < most)
         accepted = jnp.sum(jnp.cumprod(right.astype(jnp.int32)))
         last = Outcome(*(jax.lax.dynamic_slice_in_dim(x, accepted, 1) for x in every))
@@ -154,7 +154,7 @@ def early_weights(weights: Weights, plan: Plan) -> Packed:
     return pack((weights.embedding, weights.layers[: plan.config.ple.layer]))
 
 
-@partial(jax.jit, static_argnames=("plan",), compiler_options=_OPTIONS)
+@partial(jax.jit, static_argnames=("plan",), compiler_options=OPTIONS)
 def decode_before_ple(
     packed_weights: Packed, token: Array, mixers: tuple[DeltaState, ...], one: Array, plan: Plan
 ) -> tuple[Array, tuple[Any, ...]]:
@@ -171,7 +171,7 @@ def decode_before_ple(
         return streams, states[0].recurrent.mixers
 
 
-@partial(jax.jit, static_argnames=("plan",), donate_argnames=("state", "mixers"), compiler_options=_OPTIONS)
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("state", "mixers"), compiler_options=OPTIONS)
 def decode_from_ple(
     packed_weights: Packed,
     streams: Array,
@@ -184,17 +184,17 @@ def decode_from_ple(
     """The rest of it; `mixers` are those of `decode_before_ple`, and take the place of the first ones of the state."""
     weights: Weights = packed_weights.unpack()
     with jax.default_matmul_precision(plan.precision):
-        rows = _dequantize(packed, plan.table_type).reshape(streams.shape[0], -1)
+        rows = dequantize(packed, plan.table_type).reshape(streams.shape[0], -1)
         recurrent = replace(state.recurrent, mixers=(*mixers, *state.recurrent.mixers))
         states: States = (replace(state, recurrent=recurrent),)
         streams, states = add_ple(weights, streams, rows, states, one, plan)
         layers = range(plan.config.ple.layer, plan.config.layers)
         streams, states = run_layers(weights.layers, layers, streams, states, one, plan)
         logits, states = finish(weights, streams, states, one, plan)
-        return _outcome(logits), states[0]
+        return outcome_of(logits), states[0]
 
 
-@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",), compiler_options=_OPTIONS)
+@partial(jax.jit, static_argnames=("plan",), donate_argnames=("states",), compiler_options=OPTIONS)
 def advance_recorded(
     packed_weights: Packed, tokens: Array, packed: Array, states: States, counts: Array, plan: Plan
 ) -> tuple[Outcome, Array, States, dict[str, Array]]:
@@ -202,8 +202,8 @@ def advance_recorded(
     weights: Weights = packed_weights.unpack()
     named: dict[str, Array] = {}
     with jax.default_matmul_precision(plan.precision):
-        logits, streams, states = forward(weights, tokens, packed, states, counts, plan, _dequantize, named.__setitem__)
-        return _marked(_outcome(logits), streams, counts), streams, states, named
+        logits, streams, states = forward(weights, tokens, packed, states, counts, plan, dequantize, named.__setitem__)
+        return marked(outcome_of(logits), streams, counts), streams, states, named
 
 
 @jax.jit

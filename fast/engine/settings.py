@@ -30,6 +30,9 @@ class EngineSettings:
     overlap: in decode, compute the layers before the PLE layer while its rows are read; False: a step is one program.
     draft: tokens that the MTP head guesses before each step of `generate`, which checks them; 0: the head is not
     loaded. It changes no token. mtp: the file that holds the head, None: the model's own.
+    memory_bytes: what the process may take of its own; matrices then stay packed, and routed experts are read when they
+    are chosen, into what is left. None: all weights are float32 in memory. expert_mode: the access mode that reads
+    experts; None: the one that reads rows, and `auto` where that holds the table in memory of its own.
 
     Raises: InputError naming every setting that cannot be.
     """
@@ -44,6 +47,8 @@ class EngineSettings:
     overlap: bool = True
     draft: int = 0
     mtp: str | None = None
+    memory_bytes: int | None = None
+    expert_mode: str | None = None
 
     def __post_init__(self) -> None:
         if problems := wrong_types(self):
@@ -57,6 +62,12 @@ class EngineSettings:
             problems.append(f"draft is {self.draft}, expected 0 to {MAX_DRAFT} guesses")
         if self.mtp is not None and not self.draft:
             problems.append(f"mtp is {self.mtp}, of which draft = 0 makes no use, expected 1 guess or more")
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            problems.append(f"memory_bytes is {self.memory_bytes}, expected at least 1")
+        if self.memory_bytes is None and self.expert_mode is not None:
+            problems.append(f"expert_mode is {self.expert_mode} without memory_bytes, expected a size")
+        if self.memory_bytes is not None and self.draft:
+            problems.append(f"draft is {self.draft} beside memory_bytes {self.memory_bytes}, expected one of them")
         if self.precision not in PRECISIONS:
             problems.append(f"precision is {self.precision!r}, expected one of {', '.join(PRECISIONS)}")
         if self.buckets is not None and (not self.buckets or min(self.buckets) < 1):
@@ -93,4 +104,4 @@ def plan_for(config: ModelConfig, table_type: int, settings: EngineSettings) -> 
     ratios = [ratio for ratio, linear in layers if not linear] + [config.head_ratio] * (settings.draft > 0)
     unit = lcm(*(max(ratio, 1) for ratio in ratios))
     room = -(-(settings.context + max(settings.bucket_sizes[-1], 1 + settings.draft)) // unit) * unit
-    return shared_plan(config, table_type, room, settings.precision, settings.draft)
+    return shared_plan(config, table_type, room, settings.precision, settings.draft, settings.memory_bytes is not None)

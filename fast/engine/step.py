@@ -76,7 +76,7 @@ class DeviceStep:
     def embedding_of(self, token: int) -> npt.NDArray[np.float32]:
         """What a token's streams begin with [d]."""
         weights: Weights = self._weights.unpack()
-        return np.asarray(weights.embedding[token])
+        return np.asarray(weights.embedding[jnp.asarray(token)])
 
     def begin(self, token: Any, recurrent: Recurrent) -> Early:
         """The part of a decode step that needs no rows, of a token [1] that may still be computed.
@@ -117,6 +117,17 @@ class DeviceStep:
             wait_for(self.begin(token, recurrent))
             times.append(perf_counter() - started)
         self.early_s = min(times)
+
+    @property
+    def experts_bytes(self) -> int:
+        """Memory of experts that are read when they are chosen: none here."""
+        return 0
+
+    def read_experts(self, mode: str) -> None:
+        """Read experts in this access mode: here all are in memory."""
+
+    def close(self) -> None:
+        """Release what is no array of the device: nothing here."""
 
     def count_compilations(self, before: int, started: float) -> float:
         """Count the programs that this thread compiled since there were `before`.

@@ -15,9 +15,9 @@ _of_thread = threading.local()
 
 
 def _count_program(event: str, duration_secs: float, **_: str | int) -> None:
-    del duration_secs
     if event == _COMPILED:
         _of_thread.programs = programs_compiled() + 1
+        _of_thread.seconds = seconds_compiled() + duration_secs
 
 
 jax.monitoring.register_event_duration_secs_listener(_count_program)
@@ -26,6 +26,11 @@ jax.monitoring.register_event_duration_secs_listener(_count_program)
 def programs_compiled() -> int:
     """Programs that this thread has compiled so far, or taken from the persistent cache, for whomever."""
     return getattr(_of_thread, "programs", 0)
+
+
+def seconds_compiled() -> float:
+    """Seconds that this thread has compiled so far."""
+    return getattr(_of_thread, "seconds", 0.0)
 
 
 @dataclass(frozen=True)

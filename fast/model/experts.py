@@ -6,6 +6,8 @@ them are one batched product; decode multiplies by the few chosen experts' matri
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -17,25 +19,44 @@ COPIED_FLOATS = 1 << 24  # of expert matrices at a time in prefill: 64 MiB
 DIRECT_TOKENS = 4  # up to so many tokens each expert's matrices are used where they stand
 
 
-def experts(weights: Experts, x: Float[Array, "t d"], plan: Plan) -> Float[Array, "t d"]:
-    """The weighted sum of each token's chosen experts, plus the gated shared expert."""
+class Routed(NamedTuple):
+    """Which experts a token goes to, with which shares of their sum, and what the shared expert adds to it."""
+
+    chosen: Int[Array, "t u"]
+    shares: Float[Array, "t u"]
+    shared: Float[Array, "t d"]
+
+
+def route(weights: Experts, x: Float[Array, "t d"], plan: Plan) -> Routed:
+    """All of a block of experts but the routed ones."""
     config = plan.config
     read = x @ weights.read
     chances = jax.nn.softmax(read[:, : config.experts], axis=-1)
     best, chosen = jax.lax.top_k(chances, config.experts_used)
     shares = best / jnp.sum(best, axis=-1, keepdims=True) * (config.expert_weights_scale or 1.0)
+    opening = jax.nn.sigmoid(read[:, config.experts : config.experts + 1])
+    return Routed(chosen, shares, opening * (gated(read[:, config.experts + 1 :]) @ weights.shared_down))
+
+
+def experts(weights: Experts, x: Float[Array, "t d"], plan: Plan) -> Float[Array, "t d"]:
+    """The weighted sum of each token's chosen experts, plus the gated shared expert."""
+    chosen, shares, shared = route(weights, x, plan)
     if x.shape[0] <= DIRECT_TOKENS:
         routed = jnp.stack([_direct(weights, x[i], chosen[i], shares[i]) for i in range(x.shape[0])])
     else:
         routed = _grouped(weights, x, chosen, shares, plan)
-    opening = jax.nn.sigmoid(read[:, config.experts : config.experts + 1])
-    shared = _gated(read[:, config.experts + 1 :]) @ weights.shared_down
-    return routed + opening * shared
+    return routed + shared
 
 
-def _gated(both: Float[Array, "... ff"]) -> Float[Array, "... f"]:
+def gated(both: Float[Array, "... ff"]) -> Float[Array, "... f"]:
+    """What an expert's gate rows let through of its up rows."""
     gate, up = jnp.split(both, 2, axis=-1)
     return jax.nn.silu(gate) * up
+
+
+def _stacked(weights: Experts) -> tuple[Array, Array]:
+    assert weights.gate_up is not None and weights.down is not None, "experts that the host brings"
+    return weights.gate_up, weights.down
 
 
 def _direct(
@@ -48,12 +69,14 @@ def _direct(
     read from memory, take 57 us so, 75 with `down` input-major, 90 with both, 340 unrolled (2 cores).
     """
 
+    stacked_gate_up, stacked_down = _stacked(weights)
+
     def add_expert(place: Array, total: Array) -> Array:
         gate_up, down = (
             jax.lax.dynamic_index_in_dim(stack, chosen[place], 0, keepdims=False)
-            for stack in (weights.gate_up, weights.down)
+            for stack in (stacked_gate_up, stacked_down)
         )
-        return total + (_gated(x[None] @ gate_up.T) * shares[place]) @ down.T
+        return total + (gated(x[None] @ gate_up.T) * shares[place]) @ down.T
 
     return jax.lax.fori_loop(0, chosen.shape[0], add_expert, jnp.zeros_like(x[None]))[0]
 
@@ -68,9 +91,10 @@ def _grouped(
     are large or many, tiles go through in groups.
     """
     count, used = chosen.shape
-    number = weights.gate_up.shape[0]
+    gate_up, down = _stacked(weights)
+    number = gate_up.shape[0]
     pairs = count * used
-    tile, tiles, group = tiling(pairs, number, weights.gate_up[0].size + weights.down[0].size, plan)
+    tile, tiles, group = tiling(pairs, number, gate_up[0].size + down[0].size, plan)
     flat = chosen.reshape(-1)
     order = jnp.argsort(flat, stable=True)  # pairs by expert
     sizes = jnp.zeros(number, jnp.int32).at[flat].add(1)
@@ -85,8 +109,8 @@ def _grouped(
 
     def multiply(now: tuple[Array, Array]) -> Array:
         rows, expert = now
-        hidden = _gated(jnp.einsum("ntd,nfd->ntf", rows, weights.gate_up[expert]))
-        return jnp.einsum("ntf,ndf->ntd", hidden, weights.down[expert])
+        hidden = gated(jnp.einsum("ntd,nfd->ntf", rows, gate_up[expert]))
+        return jnp.einsum("ntf,ndf->ntd", hidden, down[expert])
 
     if group == tiles:
         out = multiply((tiled, expert_of))

@@ -26,11 +26,12 @@ class Layout:
 
     structure: Any
     shapes: tuple[tuple[int, ...], ...]
+    small: tuple[bool, ...]
 
 
 @lru_cache(maxsize=64)
-def _layout(structure: Any, shapes: tuple[tuple[int, ...], ...]) -> Layout:
-    return Layout(structure, shapes)
+def _layout(structure: Any, shapes: tuple[tuple[int, ...], ...], small: tuple[bool, ...]) -> Layout:
+    return Layout(structure, shapes, small)
 
 
 @jax.tree_util.register_dataclass
@@ -45,9 +46,9 @@ class Packed:
     def unpack(self) -> Any:
         """The tree again; to be called inside a compiled program."""
         large, place, leaves = iter(self.large), 0, []
-        for shape in self.layout.shapes:
+        for shape, small in zip(self.layout.shapes, self.layout.small, strict=True):
             size = prod(shape)
-            if size > SMALL_FLOATS:
+            if not small:
                 leaves.append(next(large))
                 continue
             leaves.append(self.small[place : place + size].reshape(shape))
@@ -56,11 +57,12 @@ class Packed:
 
 
 def pack(tree: Any) -> Packed:
-    """A tree of float32 arrays as few arrays, the large ones shared with it."""
+    """A tree of arrays as few arrays: small ones of float32 in one, the others shared with it."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    small = [leaf.reshape(-1) for leaf in leaves if leaf.size <= SMALL_FLOATS]
+    small = tuple(leaf.size <= SMALL_FLOATS and leaf.dtype == jnp.float32 for leaf in leaves)
+    joined = [leaf.reshape(-1) for leaf, is_small in zip(leaves, small, strict=True) if is_small]
     return Packed(
-        large=tuple(leaf for leaf in leaves if leaf.size > SMALL_FLOATS),
-        small=jnp.concatenate(small) if small else jnp.zeros(0, jnp.float32),
-        layout=_layout(structure, tuple(leaf.shape for leaf in leaves)),
+        large=tuple(leaf for leaf, is_small in zip(leaves, small, strict=True) if not is_small),
+        small=jnp.concatenate(joined) if joined else jnp.zeros(0, jnp.float32),
+        layout=_layout(structure, tuple(leaf.shape for leaf in leaves), small),
     )

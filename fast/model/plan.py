@@ -19,9 +19,9 @@ class Plan:
 
     Units: counts of tokens. room: positions of the caches, the context and one chunk more, so that a padded chunk can
     be written without clamping. draft: tokens that the draft head guesses before a check; 0: there is no head, and
-    states hold nothing of one. delta_chunk: tokens of one matrix form of the delta net. query_tile: queries that
-    attend together, which bounds the memory of scores and gathered keys. expert_tile: tokens of one
-    expert computed together.
+    states hold nothing of one. lazy_experts: the host brings the routed experts, layer by layer. delta_chunk: tokens of
+    one matrix form of the delta net. query_tile: queries that attend together, which bounds the memory of scores and
+    gathered keys. expert_tile: tokens of one expert computed together.
     """
 
     config: ModelConfig
@@ -29,6 +29,7 @@ class Plan:
     room: int
     precision: str
     draft: int = 0
+    lazy_experts: bool = False
     delta_chunk: int = 64
     query_tile: int = 128
     expert_tile: int = 64
@@ -46,9 +47,13 @@ class Plan:
 
     @property
     def early_layers(self) -> int:
-        """How many layers stand before the PLE layer, 0 when not all of them are delta nets."""
+        """How many layers stand before the PLE layer, 0 when not all of them are delta nets or experts are lazy."""
         layer = self.config.ple.layer
-        return layer if all(self.config.linear_layers[:layer]) else 0
+        return layer if all(self.config.linear_layers[:layer]) and not self.lazy_experts else 0
+
+    def cache_place(self, number: int) -> int:
+        """Which of the attention layers' caches is that of layer `number`."""
+        return sum(not linear for _, linear in self.layers[:number])
 
     def key_blocks(self, ratio: int) -> int:
         """Columns of an index cache: the blocks of the room and spare ones, of which padding needs one."""
@@ -56,6 +61,8 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def shared_plan(config: ModelConfig, table_type: int, room: int, precision: str, draft: int = 0) -> Plan:
+def shared_plan(
+    config: ModelConfig, table_type: int, room: int, precision: str, draft: int = 0, lazy_experts: bool = False
+) -> Plan:
     """One object for equal choices, so that engines with the same shapes share their compiled programs."""
-    return Plan(config=config, table_type=table_type, room=room, precision=precision, draft=draft)
+    return Plan(config, table_type, room, precision, draft, lazy_experts)

@@ -47,6 +47,15 @@ class Recurrent:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class LayerState:
+    """What one layer of one sequence carries, beside the position. cache: of an attention layer."""
+
+    mixer: DeltaState | IndexState | None
+    cache: KeyValues | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class SequenceState:
     """One sequence. caches: one per attention layer, in layer order; None as in `Recurrent`."""
 
@@ -57,6 +66,20 @@ class SequenceState:
     def fresh(cls, plan: Plan) -> SequenceState:
         """The state before a sequence's first token."""
         return cls(Recurrent.fresh(plan), tuple(KeyValues.fresh(ratio, plan) for ratio in plan.attention_ratios))
+
+    def of_layer(self, number: int, plan: Plan) -> LayerState:
+        """What one layer reads and writes of it."""
+        cache = None if plan.layers[number][1] else self.caches[plan.cache_place(number)]
+        return LayerState(self.recurrent.mixers[number], cache)
+
+    def with_layer(self, number: int, plan: Plan, state: LayerState) -> SequenceState:
+        """The same with what a layer left; the position stays."""
+        mixers, caches = self.recurrent.mixers, self.caches
+        mixers = (*mixers[:number], state.mixer, *mixers[number + 1 :])
+        if state.cache is not None:
+            place = plan.cache_place(number)
+            caches = (*caches[:place], state.cache, *caches[place + 1 :])
+        return SequenceState(replace(self.recurrent, mixers=mixers), caches)
 
     def without_mixers(self, count: int) -> SequenceState:
         """The same with the states of the first `count` layers left out."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +16,12 @@ import jax.numpy as jnp
 from fast.model.attention import IndexState, attention
 from fast.model.delta_net import DeltaState, delta_net
 from fast.model.experts import experts
+from fast.model.packed import Packed, PackedRows
 from fast.model.plan import Plan
-from fast.model.ple import ple_gated, ple_smoothed
-from fast.model.state import SequenceState
+from fast.model.ple import PleState, ple_gated, ple_smoothed
+from fast.model.state import LayerState, SequenceState
 from fast.model.streams import normalise, read_streams, write_streams
-from fast.model.weights import DeltaNet, DraftHead, HyperConnection, Layer, Weights
+from fast.model.weights import DeltaNet, DraftHead, HyperConnection, Layer, Ple, Weights
 from reference.shapes import Array, Float, Int, Record, UInt8, ignore
 
 States = tuple[SequenceState, ...]
@@ -30,7 +30,9 @@ Counts = Int[Array, "sequences"] | None
 Dequantize = Callable[[Array, int], Array]
 
 
-def embed(embedding: Float[Array, "v d"], tokens: Int[Array, "..."], plan: Plan) -> Float[Array, "all s d"]:
+def embed(
+    embedding: Float[Array, "v d"] | PackedRows, tokens: Int[Array, "..."], plan: Plan
+) -> Float[Array, "all s d"]:
     """The residual streams of all tokens of all sequences: equal copies of the embedding."""
     embedded = embedding[tokens.reshape(-1)]
     return jnp.broadcast_to(embedded[:, None, :], (embedded.shape[0], plan.config.streams, embedded.shape[1]))
@@ -74,15 +76,29 @@ def add_ple(
     number = plan.config.ple.layer
     ple = weights.layers[number].ple
     assert ple is not None
+    added, after = ple_addition(ple, streams, rows, tuple(state.recurrent.ple for state in states), counts, plan)
+    record(f"blk.{number}.ple", added)
+    return streams + added, tuple(
+        replace(state, recurrent=replace(state.recurrent, ple=new)) for state, new in zip(states, after, strict=True)
+    )
+
+
+def ple_addition(
+    ple: Ple,
+    streams: Float[Array, "all s d"],
+    rows: Float[Array, "all ne"],
+    states: tuple[PleState, ...],
+    counts: Counts,
+    plan: Plan,
+) -> tuple[Float[Array, "all s d"], tuple[PleState, ...]]:
+    """What the rows add to the streams of all tokens, and what the sequences' convolutions keep."""
     gated = ple_gated(ple, rows, streams, plan)
     pieces, after = [], []
     for index, (state, piece) in enumerate(zip(states, jnp.split(gated, len(states)), strict=True)):
-        added, ple_state = ple_smoothed(ple, piece, state.recurrent.ple, _of(counts, index), plan)
+        added, state = ple_smoothed(ple, piece, state, _of(counts, index), plan)
         pieces.append(added)
-        after.append(replace(state, recurrent=replace(state.recurrent, ple=ple_state)))
-    added = _joined(pieces)
-    record(f"blk.{number}.ple", added)
-    return streams + added, tuple(after)
+        after.append(state)
+    return _joined(pieces), tuple(after)
 
 
 def finish(
@@ -100,7 +116,7 @@ def finish(
 
 
 def head(
-    matrix: Float[Array, "d v"], connection: HyperConnection, streams: Float[Array, "all s d"], plan: Plan
+    matrix: Float[Array, "d v"] | Packed, connection: HyperConnection, streams: Float[Array, "all s d"], plan: Plan
 ) -> Float[Array, "all v"]:
     """Logits of every token, mixed by the connection of whoever the streams are of: the trunk or the draft head."""
     x, _ = read_streams(connection, streams, plan.config)
@@ -154,7 +170,7 @@ def run_trunk(
 
 
 def follow(
-    embedding: Float[Array, "v d"],
+    embedding: Float[Array, "v d"] | PackedRows,
     draft: DraftHead,
     tokens: Int[Array, "sequences t"],
     streams: Float[Array, "all s d"],
@@ -180,7 +196,7 @@ def follow(
 
 
 def run_draft_head(
-    embedding: Float[Array, "v d"],
+    embedding: Float[Array, "v d"] | PackedRows,
     draft: DraftHead,
     tokens: Int[Array, "sequences t"],
     residuals: Float[Array, "all s d"],
@@ -200,34 +216,44 @@ def run_draft_head(
 def _mix(
     layer: Layer, number: int, x: Float[Array, "all d"], states: States, counts: Counts, plan: Plan
 ) -> tuple[Float[Array, "all d"], States]:
-    """The token mixer of one layer, sequence by sequence between its two projections."""
+    """The token mixer of one layer."""
+    own = tuple(state.of_layer(number, plan) for state in states)
+    starts = tuple(state.recurrent.position for state in states)
+    out, after = mix(layer, x, own, starts, counts, plan.layers[number][0], plan)
+    return out, tuple(state.with_layer(number, plan, new) for state, new in zip(states, after, strict=True))
+
+
+def mix(
+    layer: Layer,
+    x: Float[Array, "all d"],
+    states: tuple[LayerState, ...],
+    starts: tuple[Int[Array, ""], ...],
+    counts: Counts,
+    ratio: int,
+    plan: Plan,
+) -> tuple[Float[Array, "all d"], tuple[LayerState, ...]]:
+    """A layer's token mixer, sequence by sequence between its two projections.
+
+    starts: positions of the sequences' first tokens here. ratio: tokens of a block of its attention, 0 where dense.
+    """
     projected = jnp.split(x @ layer.mixer.project, len(states))
-    place = sum(not linear for linear in plan.config.linear_layers[:number])
     outs, after = [], []
     for index, state in enumerate(states):
-        mixer, caches = state.recurrent.mixers[number], state.caches
+        mixer, cache = state.mixer, state.cache
         if isinstance(layer.mixer, DeltaNet):
             assert isinstance(mixer, DeltaState)
             out, mixer = delta_net(layer.mixer, projected[index], mixer, _of(counts, index), plan)
         else:
-            cache, ratio, start = caches[place], plan.layers[number][0], state.recurrent.position
             assert isinstance(mixer, IndexState) and cache is not None
-            out, mixer, cache = attention(
-                layer.mixer, projected[index], start, _of(counts, index), mixer, cache, ratio, plan
-            )
-            caches = _replaced(caches, place, cache)
+            start, count = starts[index], _of(counts, index)
+            out, mixer, cache = attention(layer.mixer, projected[index], start, count, mixer, cache, ratio, plan)
         outs.append(out)
-        mixers = _replaced(state.recurrent.mixers, number, mixer)
-        after.append(SequenceState(replace(state.recurrent, mixers=mixers), caches))
+        after.append(LayerState(mixer, cache))
     return _joined(outs) @ layer.mixer.out, tuple(after)
 
 
 def _of(counts: Counts, index: int) -> Int[Array, ""] | None:
     return None if counts is None else counts[index]
-
-
-def _replaced(items: tuple[Any, ...], place: int, item: Any) -> tuple[Any, ...]:
-    return (*items[:place], item, *items[place + 1 :])
 
 
 def _joined(pieces: list[Array]) -> Array:

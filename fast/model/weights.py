@@ -7,15 +7,18 @@ a decode step is then few large products instead of many small ones. `model_file
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fast.model.packed import Beside, Packed, PackedMatrix, PackedRows
+from fast.model.packed_product import side_by_side
 from model_file.config import ModelConfig
 from model_file.gguf_file import GgufFile
 from model_file.tensors import MODEL, OUTPUT_CONNECTION, Group, head_groups, layer_groups
-from model_file.weights import FloatArray, WeightSource
+from model_file.weights import FloatArray, PackedTensor, WeightSource
 from reference.shapes import Array, Float
 
 
@@ -34,12 +37,12 @@ class HyperConnection:
 class DeltaNet:
     """`project` is attn_qkv, attn_gate, ssm_beta and ssm_alpha, in this order."""
 
-    project: Float[Array, "d c_and_bw_and_2b"]
+    project: Float[Array, "d c_and_bw_and_2b"] | Packed
     taps: Float[Array, "K c"]
     dt: Float[Array, "b"]
     a: Float[Array, "b"]
     norm: Float[Array, "w"]
-    out: Float[Array, "bw d"]
+    out: Float[Array, "bw d"] | Packed
 
 
 @jax.tree_util.register_dataclass
@@ -48,8 +51,8 @@ class Attention:
     """`project` is attn_q (queries and gates by head), attn_k, attn_v, then indexer q and k; the last norms are None
     in a dense layer."""
 
-    project: Float[Array, "d joined"]
-    out: Float[Array, "hk d"]
+    project: Float[Array, "d joined"] | Packed
+    out: Float[Array, "hk d"] | Packed
     q_norm: Float[Array, "k"]
     k_norm: Float[Array, "k"]
     indexer_q_norm: Float[Array, "j"] | None
@@ -61,13 +64,13 @@ class Attention:
 class Experts:
     """`read` is the router, the shared expert's gate, its gate rows and its up rows; `gate_up` likewise per expert.
 
-    `gate_up` and `down` alone stay output-major: `fast.model.experts` says why.
+    `gate_up` and `down` alone stay output-major: `fast.model.experts` says why. None where the host brings them.
     """
 
-    read: Float[Array, "d x_and_1_and_2m"]
-    shared_down: Float[Array, "m d"]
-    gate_up: Float[Array, "x ff d"]
-    down: Float[Array, "x d f"]
+    read: Float[Array, "d x_and_1_and_2m"] | Packed
+    shared_down: Float[Array, "m d"] | Packed
+    gate_up: Float[Array, "x ff d"] | None
+    down: Float[Array, "x d f"] | None
 
 
 @jax.tree_util.register_dataclass
@@ -75,7 +78,7 @@ class Experts:
 class Ple:
     """`project` is ple_key and ple_value."""
 
-    project: Float[Array, "ne sd_and_d"]
+    project: Float[Array, "ne sd_and_d"] | Packed
     norm_key: Float[Array, "s d"]
     norm_query: Float[Array, "s d"]
     norm_conv: Float[Array, "s d"]
@@ -112,10 +115,10 @@ class DraftHead:
 class Weights:
     """All weights of the trunk but the PLE table, and the draft head where one is used."""
 
-    embedding: Float[Array, "v d"]
+    embedding: Float[Array, "v d"] | PackedRows
     layers: tuple[Layer, ...]
     hc_out: HyperConnection
-    head: Float[Array, "d v"]
+    head: Float[Array, "d v"] | Packed
     draft: DraftHead | None = None
 
     @property
@@ -124,18 +127,19 @@ class Weights:
         return sum(leaf.nbytes for leaf in jax.tree_util.tree_leaves(self))
 
 
-def load_weights(model: GgufFile, config: ModelConfig) -> Weights:
+def load_weights(model: GgufFile, config: ModelConfig, packed: bool = False) -> Weights:
     """All weights of an open model, each tensor of the file used exactly once.
 
+    packed: large matrices stay in their file's blocks, and the routed experts are left out.
     Raises: InputError naming every tensor that is missing, unused or of a wrong shape.
     """
-    source = WeightSource(model, config)
+    source = WeightSource(model, config, packed=packed)
     ends = source.group("", MODEL)
     weights = Weights(
-        embedding=_device(ends["token_embd"]),
+        embedding=_rows(ends["token_embd"]),
         layers=tuple(_layer(source, layer_groups(config, layer)) for layer in range(config.layers)),
         hc_out=_hyper_connection(source.group("output_hc_", OUTPUT_CONNECTION)),
-        head=_device(ends.get("output", ends["token_embd"]).T),
+        head=_turned(ends.get("output", ends["token_embd"])),
     )
     source.check_all_read()
     return weights
@@ -158,7 +162,7 @@ def load_draft_head(model: GgufFile, config: ModelConfig) -> DraftHead:
     return head
 
 
-Part = dict[str, FloatArray]
+Part = dict[str, Any]
 """Tensors of a group of the table by their fields."""
 
 
@@ -167,9 +171,27 @@ def _device(values: FloatArray) -> Array:
     return jnp.array(np.ascontiguousarray(values, dtype=np.float32), copy=True)
 
 
-def _beside(*matrices: FloatArray) -> Array:
+def _rows(matrix: FloatArray | PackedTensor) -> Any:
+    """A matrix `[out, in]` whose rows are looked up."""
+    if not isinstance(matrix, PackedTensor):
+        return _device(matrix)
+    return PackedRows(jnp.array(matrix.data, copy=True), int(matrix.type))
+
+
+def _turned(matrix: FloatArray | PackedTensor) -> Any:
+    """A matrix `[out, in]` as `[in, out]`; a packed one turns itself."""
+    if not isinstance(matrix, PackedTensor):
+        return _device(matrix.T)
+    factor = None if matrix.factor is None else jnp.float32(matrix.factor)
+    parts = tuple(jnp.asarray(part) for part in side_by_side(matrix.data, matrix.type))
+    return PackedMatrix(parts, factor, len(matrix.data), int(matrix.type))
+
+
+def _beside(*matrices: FloatArray | PackedTensor) -> Any:
     """Matrices `[out, in]` of one input as one `[in, all outs]`."""
-    return _device(np.concatenate(matrices, axis=-2).swapaxes(-1, -2))
+    if any(isinstance(matrix, PackedTensor) for matrix in matrices):
+        return Beside(tuple(_turned(matrix) for matrix in matrices))
+    return _device(np.concatenate(matrices, axis=-2).swapaxes(-1, -2))  # type: ignore[arg-type]
 
 
 def _layer(source: WeightSource, groups: dict[str, tuple[str, Group]]) -> Layer:
@@ -196,7 +218,7 @@ def _delta_net(part: Part) -> DeltaNet:
         dt=_device(part["ssm_dt"]),
         a=_device(part["ssm_a"]),
         norm=_device(part["ssm_norm"]),
-        out=_device(part["ssm_out"].T),
+        out=_turned(part["ssm_out"]),
     )
 
 
@@ -206,7 +228,7 @@ def _attention(part: Part, indexer: Part | None) -> Attention:
         readers += [indexer["q_proj"], indexer["k_proj"]]
     return Attention(
         project=_beside(*readers),
-        out=_device(part["attn_output"].T),
+        out=_turned(part["attn_output"]),
         q_norm=_device(part["attn_q_norm"]),
         k_norm=_device(part["attn_k_norm"]),
         indexer_q_norm=_device(indexer["q_norm"]) if indexer else None,
@@ -215,6 +237,7 @@ def _attention(part: Part, indexer: Part | None) -> Attention:
 
 
 def _experts(part: Part) -> Experts:
+    routed = "ffn_down_exps" in part
     return Experts(
         read=_beside(
             part["ffn_gate_inp"],
@@ -222,9 +245,9 @@ def _experts(part: Part) -> Experts:
             part["ffn_gate_shexp"],
             part["ffn_up_shexp"],
         ),
-        shared_down=_device(part["ffn_down_shexp"].T),
-        gate_up=_device(np.concatenate([part["ffn_gate_exps"], part["ffn_up_exps"]], axis=1)),
-        down=_device(part["ffn_down_exps"]),
+        shared_down=_turned(part["ffn_down_shexp"]),
+        gate_up=_device(np.concatenate([part["ffn_gate_exps"], part["ffn_up_exps"]], axis=1)) if routed else None,
+        down=_device(part["ffn_down_exps"]) if routed else None,
     )
 
 

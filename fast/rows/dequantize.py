@@ -2,11 +2,11 @@
 
 Both back ends run the same formulas; only bit casts and table lookups differ. Why no compiler can change a bit:
 every product is exact. A float16 scale has 11 significant bits, a quantised value at most 8 (Q6_K: 8 more for its sub-
-scale, IQ1_S: 4 + 4), so each product fits the 24 bits of a float32 in any order of multiplication. The one addition of
-any type, Q5_1's `d * q + m`, then rounds once, fused or not: a multiply-add whose product is exact gives the rounded
-sum either way. Subnormals: the smallest non-zero product is 2^-24, a normal float32, so flushing denormals changes
-nothing; BF16 and F32 are moved as bits and never computed with. A NaN in the file (no quantiser writes one) gives NaN;
-whether a signalling one is made quiet is the converter's choice.
+scale, Q4_K: 6 + 4, IQ1_S: 4 + 4), so each product fits the 24 bits of a float32 in any order of multiplication. The one
+sum of any type, Q5_1's `d * q + m` and Q4_K's `d * s * q - e * m`, then rounds once, fused or not: a multiply-add whose
+product is exact gives the rounded sum either way. Subnormals: the smallest non-zero product is 2^-24, a normal float32,
+so flushing denormals changes nothing; BF16 and F32 are moved as bits and never computed with. A NaN in the file (no
+quantiser writes one) gives NaN; whether a signalling one is made quiet is the converter's choice.
 
 Source: the block layouts of ggml, as `gguf.quants` reads them.
 """
@@ -27,7 +27,7 @@ from jax import lax
 
 from model_file.errors import InputError
 
-_IQ4_NL_VALUES = gguf.quants.IQ4_NL.kvalues
+IQ4_NL_VALUES = gguf.quants.IQ4_NL.kvalues
 _IQ1_S_DELTA = 0.125
 
 
@@ -80,6 +80,7 @@ class _JaxOps:
         return jnp.asarray(table)[index.astype(jnp.int32)]
 
 
+codebook = _JaxOps.codebook
 _Ops = type[_NumpyOps] | type[_JaxOps]
 
 
@@ -106,8 +107,8 @@ def _q4_0(blocks: Any, ops: _Ops) -> Any:
 
 def _iq4_nl(blocks: Any, ops: _Ops) -> Any:
     packed = blocks[..., 2:]
-    low = ops.codebook(packed & np.uint8(15), _IQ4_NL_VALUES)
-    high = ops.codebook(packed >> np.uint8(4), _IQ4_NL_VALUES)
+    low = ops.codebook(packed & np.uint8(15), IQ4_NL_VALUES)
+    high = ops.codebook(packed >> np.uint8(4), IQ4_NL_VALUES)
     return _scale(blocks, 0, ops) * ops.xp.concatenate([low, high], axis=-1)
 
 
@@ -123,6 +124,25 @@ def _q5_1(blocks: Any, ops: _Ops) -> Any:
 
 def _q8_0(blocks: Any, ops: _Ops) -> Any:
     return _scale(blocks, 0, ops) * ops.cast(blocks[..., 2:], np.int8).astype(np.float32)
+
+
+def _sub_scales(blocks: Any, at: int, ops: _Ops) -> tuple[Any, Any]:
+    """Eight 6-bit scales and eight 6-bit minima of a K block from the 12 bytes at `at`."""
+    low, middle, high = (blocks[..., at + place : at + place + 4] for place in (0, 4, 8))
+    scales = ops.xp.concatenate([low & np.uint8(63), high & np.uint8(15) | low >> np.uint8(6) << np.uint8(4)], axis=-1)
+    minima = ops.xp.concatenate(
+        [middle & np.uint8(63), high >> np.uint8(4) | middle >> np.uint8(6) << np.uint8(4)], axis=-1
+    )
+    return scales.astype(np.float32), minima.astype(np.float32)
+
+
+def _q4_k(blocks: Any, ops: _Ops) -> Any:
+    """256 values in four pairs of groups of 32, low nibbles before high ones; a scale and a minimum per group."""
+    lead = blocks.shape[:-1]
+    scales, minima = _sub_scales(blocks, 4, ops)
+    codes = _nibbles(blocks[..., 16:144].reshape(*lead, 4, 32), ops).reshape(*lead, 8, 32)
+    values = (_scale(blocks, 0, ops) * scales)[..., None] * codes.astype(np.float32)
+    return (values - (_scale(blocks, 2, ops) * minima)[..., None]).reshape(*lead, 256)
 
 
 def _q6_k(blocks: Any, ops: _Ops) -> Any:
@@ -184,6 +204,7 @@ UNPACKERS: dict[Type, Callable[[Any, _Ops], Any]] = {
     Type.Q4_0: _q4_0,
     Type.IQ4_NL: _iq4_nl,
     Type.Q6_K: _q6_k,
+    Type.Q4_K: _q4_k,
     Type.IQ1_S: _iq1_s,
 }
 

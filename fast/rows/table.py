@@ -44,6 +44,7 @@ class Table:
     row_width: int
     row_bytes: int
     segments: tuple[Segment, ...]
+    name: str = TABLE  # for messages
 
     def __post_init__(self) -> None:
         block, block_bytes = gguf.GGML_QUANT_SIZES[self.type]
@@ -127,7 +128,7 @@ def check_file_holds(table: Table, segment: Segment, size_bytes: int) -> None:
         inside = max(0, (size_bytes - segment.offset_bytes) // table.row_bytes)
         row_end = segment.offset_bytes + (inside + 1) * table.row_bytes
         raise InputError(
-            f"{segment.path}: {TABLE} row {segment.first_row + inside} ends at byte {row_end}, file has "
+            f"{segment.path}: {table.name} row {segment.first_row + inside} ends at byte {row_end}, file has "
             f"{size_bytes} bytes (the table ends at {end}): truncated download? compare its size with the publisher's"
         )
 

@@ -14,11 +14,14 @@ from harness.commands.options import (
     CacheDir,
     Common,
     DefaultModel,
+    ExpertMode,
     JsonFile,
+    Memory,
     Modes,
     TextFiles,
     Texts,
     TokenFiles,
+    memory_settings,
 )  # fmt: skip
 from harness.engines.table import EngineName
 from model_file.errors import InputError
@@ -49,6 +52,8 @@ def gate(
     whole: Annotated[
         bool, typer.Option("--whole", help="Compare every row of the files that modes are given as MODE@FILE.")
     ] = False,
+    memory: Memory = None,
+    expert_mode: ExpertMode = None,
     list_modes: Annotated[
         bool, typer.Option("--list-modes", help="Name all modes and what they do, and stop.")
     ] = False,
@@ -113,6 +118,8 @@ def gate(
 
         plegate gate model.gguf --prompt "Once upon a time" --mode uring --mode auto --html gate.html
 
+        plegate gate large.gguf --memory 12GiB --prompt "Once upon a time"
+
         plegate gate model.gguf --mode mmap@copy.gguf --tokens ids.json
 
         plegate gate model.gguf --arm off='llama-server --lazy-mode off' --arm pr='/pr/llama-server --lazy-mode on'
@@ -135,6 +142,8 @@ def gate(
     files = {"--json": json_file, "--html": html_file, "--junit": junit_file, "--markdown": markdown_file}
     if (golden or state or close_calls or common) and not (arm or arms_file):
         raise InputError("--golden, --state, --close-calls and --common are of arms: expected --arm or --arms too")
+    if (memory or expert_mode) and (arm or arms_file):
+        raise InputError("--memory and --expert-mode are of all modes: of one arm, write NAME=MODE,memory_bytes=12GiB")
     if arm or arms_file:
         from harness.commands.gate_arms import gate_arms
 
@@ -146,7 +155,8 @@ def gate(
     write = outputs(files, inputs)
     with stages() as report:
         copies = any(source.path is not None for source in sources)
-        options = GateOptions(engine.value, whole=whole)
+        settings = memory_settings(memory, expert_mode)
+        options = GateOptions(engine.value, whole=whole, engine_settings=settings)
         jobs, options = choose(model, case or [], given, generate, quick, cache_dir, copies, options, report)
         result = run_gates(jobs, sources, options, report)
     print_gate(result)

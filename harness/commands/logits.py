@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.options import Model
+from harness.commands.options import ExpertMode, Memory, Model, memory_settings
 from harness.engines.table import EngineName
 
 
@@ -30,6 +30,8 @@ def logits(
     chunk: Annotated[
         int, typer.Option(min=1, metavar="N", help="Tokens fed at a time; any value gives the same tokens.")
     ] = 512,
+    memory: Memory = None,
+    expert_mode: ExpertMode = None,
 ) -> None:
     """Write the logits at every position of a prompt, and the greedy continuation.
 
@@ -57,6 +59,7 @@ def logits(
     from model_file.config import config_from
     from model_file.gguf_file import open_gguf
 
+    chosen = memory_settings(memory, expert_mode)
     write = outputs({"--out": out}, [model, tokens])
     prompt = read_one_prompt(tokens)
     with ExitStack() as stack:
@@ -67,7 +70,9 @@ def logits(
         check_ids(prompt, config.vocab, str(tokens))
         check_context(model, config.context, room, "use a shorter prompt or a smaller --generate")
         reader = stack.enter_context(open_rows(locate_table(file), mode))
-        loaded = stack.enter_context(load_engine(engine.value, file, reader, engine_settings(room, chunk=chunk)))
+        loaded = stack.enter_context(
+            load_engine(engine.value, file, reader, engine_settings(room, chunk=chunk, **chosen))
+        )
         stage(f"{len(prompt)} tokens through {engine.value}")
         sequence = loaded.new_sequence()
         values = sequence.logits(prompt)

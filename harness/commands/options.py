@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from harness.inputs import decimal_number, whole_number
+from harness.inputs import byte_count, decimal_number, whole_number
 from model_file.errors import InputError
 
 # readable=False: asked by typer, a file without permission would be refused without a word on what to do.
@@ -104,6 +104,37 @@ CacheDir = Annotated[
         help="Where made models and compiled code are kept. Default: plegate/ in the user's cache folder.",
     ),
 ]
+
+
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Memory of its own that the process may take, such as 12GiB: matrices stay packed, and experts are read "
+        "when they are chosen. Default: all weights as float32 in memory.",
+    ),
+]
+ExpertMode = Annotated[
+    str | None,
+    typer.Option(
+        "--expert-mode", metavar="MODE", help="With --memory: how experts are read. Default: as table rows are."
+    ),
+]
+
+
+def memory_settings(memory: str | None, expert_mode: str | None) -> dict[str, Any]:
+    """The engine settings of both options. Raises: InputError."""
+    if memory is None and expert_mode is None:
+        return {}
+    if memory is None:
+        raise InputError(f"--expert-mode {expert_mode}: expected --memory SIZE too, experts are in memory without it")
+    from fast.rows import canonical_mode
+
+    return {
+        "memory_bytes": byte_count(memory, "--memory"),
+        "expert_mode": None if expert_mode is None else canonical_mode(expert_mode),
+    }
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.commands.options import CacheDir, DefaultModel, JsonFile
+from harness.commands.options import CacheDir, DefaultModel, ExpertMode, JsonFile, Memory, memory_settings
 
 if TYPE_CHECKING:
     from fast.engine.engine import FastEngine
     from fast.engine.timings import Timings
+    from harness.engines.own_memory import OwnMemory
     from model_file.gguf_file import GgufFile
 
 
@@ -54,6 +55,8 @@ def run(
             "--mtp", metavar="FILE", readable=False, help="The file that holds the MTP head. Default: the model's own."
         ),
     ] = None,
+    memory: Memory = None,
+    expert_mode: ExpertMode = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.")] = False,
     json_file: JsonFile = None,
     cache_dir: CacheDir = None,
@@ -68,6 +71,8 @@ def run(
 
         plegate run model.gguf --tokens ids.json -n 32 --mode prefetch
 
+        plegate run large.gguf --memory 12GiB --prompt "Once upon a time"
+
         plegate run model.gguf --mtp head.gguf --draft 3 --prompt "Once upon a time"
 
     Exit codes: 0 done, 2 bad input, 3 the model or the mode cannot be run here.
@@ -79,6 +84,7 @@ def run(
     from harness.cases.prompts import check_context, check_ids, encode, read_one_prompt
     from harness.commands.outputs import outputs
     from harness.commands.progress import stages
+    from harness.engines.own_memory import OwnMemory
     from harness.engines.settings import engine_settings
     from harness.synth import cache_folder, ensure_model
     from model_file.config import config_from
@@ -89,6 +95,7 @@ def run(
         raise InputError("give one of --prompt TEXT and --tokens FILE")
     write = outputs({"--json": json_file}, [model, tokens, mtp])
     with ExitStack() as stack:
+        own = stack.enter_context(OwnMemory()) if memory else None
         with stages() as say:
             say("opening the model")
             file = stack.enter_context(open_gguf(model or ensure_model("nano", cache_dir, say)))
@@ -101,6 +108,7 @@ def run(
             programs = cache_folder(cache_dir) / "programs"
             chosen: dict[str, Any] = {"draft": draft, "mtp": None if mtp is None else str(mtp)}
             chosen |= {} if context is None else {"context": context}
+            chosen |= memory_settings(memory, expert_mode)
             settings = engine_settings(needed, chunk=chunk, precision=precision, cache_dir=programs, **chosen)
             engine = stack.enter_context(FastEngine(file, reader, settings))
             say("compiling" if not ids else f"compiling, and {len(ids)} tokens of prompt")
@@ -118,8 +126,36 @@ def run(
             out.add(token)
         out.end()
         _report(engine.timings, of_prompt, len(answer))
+        of_memory = _report_memory(engine, own) if own else {}
         counts = {"draft_n": engine.timings.drafted, "draft_n_accepted": engine.timings.accepted} if draft else {}
-        write({"--json": lambda: {"prompt": ids, "tokens": answer, **counts, "timings": engine.timings.as_dict()}})
+        write(
+            {
+                "--json": lambda: {
+                    "prompt": ids,
+                    "tokens": answer,
+                    **counts,
+                    **of_memory,
+                    "timings": engine.timings.as_dict(),
+                }
+            }
+        )
+
+
+def _report_memory(engine: FastEngine, own: OwnMemory) -> dict[str, Any]:
+    """What the memory went to, and what reading experts took; to standard error, and as values for JSON."""
+    from fast.engine.layered import LayeredStep
+
+    parts, step = engine.memory(), engine.step
+    assert isinstance(step, LayeredStep)
+    counters = step.store.counters
+    held = ", ".join(f"{name} {size >> 20:,}" for name, size in parts.items() if size >> 20 and name != "total")
+    typer.echo(f"memory: {own.peak_bytes >> 20:,} MiB at most, {parts['total'] >> 20:,} expected: {held}", err=True)
+    typer.echo(
+        f"experts by {step.store.mode}: {counters.asked:,} asked for, {counters.read:,} read, "
+        f"{counters.bytes_read / 2**30:.1f} GiB in {counters.read_s:.1f} s, {counters.wait_s:.1f} s of it waited for",
+        err=True,
+    )
+    return {"memory": {"peak_bytes": own.peak_bytes, **parts}, "experts": {"mode": step.store.mode, **vars(counters)}}
 
 
 def _end_tokens(file: GgufFile, engine: FastEngine) -> set[int]:

@@ -99,6 +99,10 @@ class FastAdapter(Closing):
         ]
         return [Run(tuple(tokens), found) for tokens, found in zip(chosen, margins, strict=True)]
 
+    def memory(self) -> dict[str, int]:
+        """Bytes by purpose; `experts` are those that are read when they are chosen."""
+        return self.inner.memory()
+
     def close(self) -> None:
         """Stop the engine's reading thread."""
         self.inner.close()

@@ -17,6 +17,7 @@ Float32 = npt.NDArray[np.float32]
 Named = dict[str, npt.NDArray[Any]]
 
 ROWS, LOGITS, RECORD, SAVE, ROLLBACK, BATCH = "rows", "logits", "record", "save", "rollback", "batch"
+MEMORY = "memory"
 ABILITIES = {
     ROWS: "reads the table through a reader of ours, which may be exchanged between two sequences",
     LOGITS: "gives the logits at every position",
@@ -24,6 +25,7 @@ ABILITIES = {
     SAVE: "saves a sequence and restores it into another one",
     ROLLBACK: "goes back to an earlier position",
     BATCH: "runs several sequences together",
+    MEMORY: "keeps to a memory that it is given, and says what takes how much of it",
 }
 """What an engine may be able to do beyond feeding ids and continuing greedily; `Engine.abilities` names what it can."""
 

@@ -24,6 +24,7 @@ GARBAGE = 7  # tokens that are fed and taken back again
 PAST_BUCKETS = (2, 17, 65, 257)  # each one more than a compiled length holds: the padding is longer than the tokens
 PIECED = 130  # tokens that are fed in pieces, at least
 CACHE_ROWS = 256
+PLENTY = 1 << 30  # of memory, for a small model
 BATCH, PIECE = 2, 64  # sequences run together, always so many and so long: every other shape would be a program more
 
 
@@ -108,6 +109,13 @@ def _drafting(bench: Bench, ids: Ids) -> EngineSequence:
         return _other_settings({"draft": 3, "mtp": str(Path(folder) / "head.gguf")}, bench, ids)
 
 
+def _lazy(bench: Bench, ids: Ids) -> EngineSequence:
+    """Experts read when they are chosen, an eighth of them kept: each is read again and again."""
+    plenty: Any = bench.other(memory_bytes=PLENTY)
+    memory = plenty.memory()
+    return _other_settings({"memory_bytes": memory["total"] - memory["experts"] * 7 // 8}, bench, ids)
+
+
 def _cached(bench: Bench, ids: Ids) -> EngineSequence:
     """Rows through a cache that is smaller than the prompt needs, asked twice."""
     traced = bench.engine.reader
@@ -171,5 +179,6 @@ VARIATIONS: tuple[Variation, ...] = (
     Variation("restored", "saved, and restored into another sequence", _restored, None, frozenset({"save"}), False),
     Variation("no overlap", "decode as one program", partial(_other_settings, {"overlap": False})),
     Variation("drafts", "guesses of an MTP head, checked", _drafting, needs=frozenset({"rollback"}), traced=False),
+    Variation("lazy experts", "experts read when they are chosen", _lazy, needs=frozenset({"memory"})),
     Variation("row cache", "rows through a row cache", _cached, traced=False),
 )

@@ -57,7 +57,7 @@ def rounded_choice(_: Trial) -> None:
     def rounding(original: Any) -> Any:
         return lambda logits: original(jnp.round(logits * 4) / 4)._replace(logits=logits)
 
-    replace_function(programs, "_outcome", rounding)
+    replace_function(programs, "outcome_of", rounding)
 
 
 @fault("control tokens", "request 2 differs from request 1")

@@ -77,8 +77,8 @@ def wrong_codebook(_: Trial) -> None:
     """One of the sixteen values of the table's type is off by one."""
     from fast.rows import dequantize
 
-    values = tuple(int(value) + (place == 3) for place, value in enumerate(dequantize._IQ4_NL_VALUES))
-    dequantize._IQ4_NL_VALUES = values  # type: ignore[assignment]
+    values = tuple(int(value) + (place == 3) for place, value in enumerate(dequantize.IQ4_NL_VALUES))
+    dequantize.IQ4_NL_VALUES = values  # type: ignore[assignment]
 
 
 @fault("control rows", "two gathers of one batch differ")

@@ -56,7 +56,8 @@ class GateOptions:
     """How a run goes. goldens: by case; None where nothing was ever recorded for these prompts (a user's own).
 
     without: checks taken out, for the proof that each is needed. program_cache: where compiled programs are kept.
-    whole: compare every row of the files that modes are given as copies.
+    whole: compare every row of the files that modes are given as copies. engine_settings: fields of `EngineSettings`
+    that differ from their defaults.
     """
 
     engine: str = "fast"
@@ -64,6 +65,7 @@ class GateOptions:
     settings: RowSettings = field(default_factory=RowSettings)
     without: Collection[str] = frozenset()
     program_cache: Path | None = None
+    engine_settings: Mapping[str, Any] = field(default_factory=dict)
     repeat: str = "plegate gate"
     whole: bool = False
 
@@ -202,7 +204,10 @@ class _Model:
         return self._others[key]
 
     def _made(self, name: str, **changes: Any) -> Engine:
-        settings = engine_settings(self.room, cache_dir=self.options.program_cache, **changes)
+        chosen = {**self.options.engine_settings, **changes}
+        if chosen.get("draft"):  # a head's engine has all experts in memory
+            chosen = {name: value for name, value in chosen.items() if name not in ("memory_bytes", "expert_mode")}
+        settings = engine_settings(self.room, cache_dir=self.options.program_cache, **chosen)
         return load_engine(name, self.model, self.plain, settings)
 
     def judge_rows(self, modes: Sequence[ModeSource], far: FarRows | None, identity: Identity) -> None:

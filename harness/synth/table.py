@@ -39,6 +39,7 @@ TABLE_MASKS: dict[GGMLQuantizationType, tuple[Mask, ...]] = {
     _Type.Q8_0: (Mask(0, 2, 0x03FF, 0x2000),),  # d in 2^-7..2^-6; quants -128..127
     _Type.IQ4_NL: (Mask(0, 2, 0x03FF, 0x2000),),  # d in 2^-7..2^-6; codebook -127..113
     _Type.Q6_K: (Mask(208, 2, 0x03FF, 0x1000),),  # d in 2^-11..2^-10; scales -128..127, quants -32..31
+    _Type.Q4_K: (Mask(0, 2, 0x03FF, 0x1800), Mask(2, 2, 0x03FF, 0x2400)),  # d in 2^-9..2^-8, times 0..945; m 8 times it
     _Type.IQ1_S: (Mask(0, 2, 0x03FF, 0x2C00),),  # d in 2^-4..2^-3; times 1..15, ternary
 }
 

@@ -273,7 +273,7 @@ BRANCHES = (
     Branch(
         "lowest id among equals",
         _PROGRAMS,
-        "_outcome",
+        "outcome_of",
         "jnp.min(jnp.where(logits == first[:, None], ids, ids[-1]), axis=-1)",
         "jnp.max(jnp.where(logits == first[:, None], ids, 0), axis=-1)",
         "outcome",
@@ -282,7 +282,7 @@ BRANCHES = (
     Branch(
         "second token",
         _PROGRAMS,
-        "_outcome",
+        "outcome_of",
         "jnp.where(ids == best[:, None], -jnp.inf, ",
         "jnp.where(ids < 0, -jnp.inf, ",
         "outcome",
@@ -291,7 +291,7 @@ BRANCHES = (
     Branch(
         "minus infinity",
         _PROGRAMS,
-        "_outcome",
+        "outcome_of",
         "jnp.where(logits == -jnp.inf, jnp.inf, logits)",
         "logits",
         "outcome",
@@ -300,7 +300,7 @@ BRANCHES = (
     Branch(
         "infinite margin",
         _PROGRAMS,
-        "_outcome",
+        "outcome_of",
         "jnp.where(jnp.isfinite(margin), margin, jnp.nan)",
         "margin",
         "outcome",
@@ -309,7 +309,7 @@ BRANCHES = (
     Branch(
         "padding may be what it is",
         _PROGRAMS,
-        "_marked",
+        "marked",
         "jnp.isfinite(by_token) | ~real[:, :, None]",
         "jnp.isfinite(by_token)",
         "marked",

@@ -163,7 +163,7 @@ def outcome() -> Outputs:
     logits[1, 5] = -np.inf
     logits[2, 6] = np.inf
     logits[3, 8] = np.nan
-    found = jax.jit(programs._outcome)(logits)
+    found = jax.jit(programs.outcome_of)(logits)
     return [np.asarray(found.tokens)[[0, 1, 4]], np.asarray(found.margins)]
 
 
@@ -172,7 +172,7 @@ def marked() -> Outputs:
     streams[3] = np.nan  # padding of the first sequence
     streams[5, 1, 2] = np.inf  # a token of the second
     state = programs.Outcome(jnp.zeros(3, jnp.int32), jnp.ones(3), jnp.asarray(random(3, 5)))
-    found = jax.jit(programs._marked)(state, streams, np.array([3, 4, 4], np.int32))
+    found = jax.jit(programs.marked)(state, streams, np.array([3, 4, 4], np.int32))
     return [np.asarray(found.margins)]
 
 
@@ -244,6 +244,7 @@ def test_every_branch_of_the_compiled_code_is_listed() -> None:
     """
     listed = {(branch.file, branch.function) for branch in BRANCHES}
     apart = {"score", "add_row", "last", "follow"}  # inside of listed ones, but the last
+    apart |= {"_group"}  # tiles by their number: tests/fast/model/test_packed_product.py takes every row out
     listed |= {(f"{module.replace('.', '/')}.py", function) for _, module, function, *_ in ROLLBACK.values()}
     for path in [*sorted((ROOT / "fast/model").glob("*.py")), ROOT / "fast/engine/programs.py"]:
         for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)):

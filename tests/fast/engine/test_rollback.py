@@ -95,8 +95,8 @@ def opened_step(plan: Plan) -> Any:
     def step(packed_weights: Any, tokens: Any, packed: Any, state: Any) -> Any:
         weights = packed_weights.unpack()
         with jax.default_matmul_precision(plan.precision):
-            streams, (opened,) = run_trunk(weights, tokens, packed, (state,), None, plan, programs._dequantize)
-            return programs._outcome(head(weights.head, weights.hc_out, streams, plan)), opened
+            streams, (opened,) = run_trunk(weights, tokens, packed, (state,), None, plan, programs.dequantize)
+            return programs.outcome_of(head(weights.head, weights.hc_out, streams, plan)), opened
 
     return step
 

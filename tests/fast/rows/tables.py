@@ -24,6 +24,7 @@ WIDTHS = {
     Type.Q4_0: 160,
     Type.IQ4_NL: 160,
     Type.Q6_K: 256,
+    Type.Q4_K: 256,
     Type.IQ1_S: 256,
 }
 

@@ -24,6 +24,7 @@ SCALES = {
     Type.Q4_0: [0],
     Type.IQ4_NL: [0],
     Type.Q6_K: [208],
+    Type.Q4_K: [0, 2],
     Type.IQ1_S: [0],
 }
 

@@ -197,7 +197,13 @@ def with_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
     yield _opened(FIXTURES / "tiny-mtp.gguf", folder, f"x=auto,{parts}")
 
 
-@pytest.mark.parametrize("name", [*ROW_SETTINGS, *ENGINE_SETTINGS])
+def test_a_memory_takes_effect(tiny_quant: Path, tmp_path: Path) -> None:
+    """Apart from the others, because a draft head has all its experts in memory."""
+    found = _opened(tiny_quant, tmp_path, "x=auto,memory_bytes=2GiB,expert_mode=uring")["engine_settings"]
+    assert (found["memory_bytes"], found["expert_mode"]) == (2 << 30, "uring")
+
+
+@pytest.mark.parametrize("name", sorted({*ROW_SETTINGS, *ENGINE_SETTINGS} - {"memory_bytes", "expert_mode"}))
 def test_every_setting_takes_effect(with_all: dict[str, Any], name: str) -> None:
     in_force = with_all["row_settings"] | with_all["engine_settings"]
     expected = VALUES.get(name, OTHERS[name])

@@ -53,6 +53,9 @@ class Engine:
     def new_sequence(self) -> Remembering:
         return Remembering()
 
+    def memory(self) -> dict[str, int]:
+        return {"experts": 8, "total": 100}
+
     def feed_batch(self, work: Sequence[tuple[Remembering, Sequence[int]]]) -> None:
         for sequence, ids in work:
             sequence.feed(ids)

@@ -47,9 +47,15 @@ IN_BOTH_FORMS = (
     "attention scale of the file ignored",
     "expert scale of the file ignored",
 )
+COMPILED = ("programs.py", "layered.py")
 NOT_FLIPPED = {
-    "_outcome": 2,  # logits that are not finite: no case has any, tests/fast/engine/test_nonfinite.py has
-    "_marked": 1,  # the same
+    "product": 1,  # a loop over groups of tiles, each of which gives rows of its own
+    "_group": 1,  # the same over tiles
+    "_add_experts": 2,  # a loop over tiles; and padding's shares of 0, which add nothing as long as experts are finite
+    "grouped": 4,  # on the host, where coverage sees it
+    "_finish": 1,  # a chunk without a token, which only compiles
+    "outcome_of": 2,  # logits that are not finite: no case has any, tests/fast/engine/test_nonfinite.py has
+    "marked": 1,  # the same
     "ple_gated": 1,  # a lower bound on a root, far below what any agreement comes to
     "_grouped": 1,  # experts so large that their tiles go through in groups: no small model has any
     "_block_scores": 1,  # a last tile that is no whole one is moved back
@@ -73,7 +79,7 @@ def test_every_branch_of_a_compiled_program_is_flipped() -> None:
     """Each function of the model's arithmetic that has one; how many of them, as the code has them now."""
     decides = ("where", "switch", "cond", "fori_loop", "while_loop", "scan", "map", "maximum", "minimum")
     found: Counter[str] = Counter()
-    files = [*(ROOT / "fast/model").rglob("*.py"), ROOT / "fast/engine/programs.py"]
+    files = [*(ROOT / "fast/model").rglob("*.py"), *(ROOT / "fast/engine" / name for name in COMPILED)]
     for function in (node for file in files for node in ast.parse(file.read_text("utf-8")).body):
         if isinstance(function, ast.FunctionDef):
             calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]

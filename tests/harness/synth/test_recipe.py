@@ -23,7 +23,7 @@ from model_file.gguf_file import open_gguf
 from model_file.inventory import take_inventory
 from model_file.tensors import TABLE
 
-WIDE = {"Q6_K", "IQ1_S"}  # blocks of 256
+WIDE = {"Q6_K", "Q4_K", "IQ1_S"}  # blocks of 256
 # What `plegate synth` gave when the recipes were last changed: with RECORDED, the proof that nothing else counts.
 SMALL = {
     ("nano", 0, "IQ4_NL"): "d263baf79a0f0bf85d67c9877b293a3874e22b93918207aae878f8ccfa511aa4",
@@ -37,6 +37,7 @@ SMALL = {
     ("table", 0, "Q8_0"): "54f6e8b174cd3a79d2b5e381eacb1e2caeaf19ef61a4bd88eab9d94b91cbbbe9",
     ("table", 0, "IQ4_NL"): "0a338e893b92cc2e184c4148c9d96499e481e9bb6347192c8ac68e2280ac633e",
     ("table", 0, "Q6_K"): "782ce5b45708795678ee4b62b8a1df24b77729d859621812f80d6e1e0fd1b2b1",
+    ("table", 0, "Q4_K"): "5b568877c27be804531604cd3bdd60a0e8551640542b29d3406760cf9998dfad",
     ("table", 0, "IQ1_S"): "4da8f46d1d35d46f414eec7be93b64ac3a699cf656fd8ed5924bea8410937722",
 }
 
