@@ -1,4 +1,4 @@
-"""The gate on experts that are read when they are chosen: each mode reads them, and one that reads them wrong is named."""
+"""The gate on experts that are read when chosen: every mode reads them, and one that reads them wrong is named."""
 
 from __future__ import annotations
 
