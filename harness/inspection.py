@@ -59,6 +59,9 @@ def describe(model: GgufFile) -> tuple[dict[str, Any], list[str]]:
         return facts, str(error).splitlines()
     trunk = [info for name, info in inventory.weights.items() if name not in inventory.head]
     facts["memory_for_weights_in_f32_bytes"] = 4 * sum(int(np.prod(info.shape)) for info in trunk)
+    experts = sum(info.size_bytes for info in trunk if info.name.endswith("_exps.weight"))
+    facts["memory_for_packed_weights_bytes"] = sum(info.size_bytes for info in trunk) - experts
+    facts["experts_read_when_chosen_bytes"] = experts
     facts["memory_for_a_full_context_bytes"] = state_bytes(config, config.context)
     if inventory.unapplied:
         facts["accepted_not_applied"] = (

@@ -37,6 +37,8 @@ def test_inspect_tells_the_table_and_the_hash(tmp_path: Path) -> None:
         "rows_per_token": 4,
         "row_ids_below": 60055 + 20029,
         "memory_for_weights_in_f32_bytes": 7366208,
+        "memory_for_packed_weights_bytes": 3354176,
+        "experts_read_when_chosen_bytes": 835584,
     }
     assert {name: facts[name] for name in expected} == expected
     assert facts["hash_rule"].startswith("multipliers follow the rule for seed 1234; sizes are consecutive primes")
