@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -78,6 +79,11 @@ class FastEngine:
 
     def _layered(self, weights: Weights, gguf_file: GgufFile, reader: Reader) -> LayeredStep:
         assert self.settings.memory_bytes is not None
+        if (backend := jax.default_backend()) != "cpu":
+            raise InputError(
+                f"memory_bytes is {self.settings.memory_bytes}, and JAX computes on {backend}, expected cpu: experts "
+                "that are read when they are chosen are computed there; set JAX_PLATFORMS=cpu, or leave it out"
+            )
         parts, name = memory_bytes(self.plan, self.settings, weights.size_bytes), gguf_file.paths[0].name
         given, taken = self.settings.memory_bytes, parts.pop("total")
         try:

@@ -5,6 +5,7 @@ Every layer is the same few programs, so a model of any depth compiles as fast a
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ class LayeredStep(DeviceStep):
         self._layers = [pack(replace(layer, ple=None)) for layer in weights.layers]
         self._ple = pack(weights.layers[plan.config.ple.layer].ple)
         self._ends = pack((weights.head, weights.hc_out))
-        self._compiled_before = 0.0
+        self._of_thread = threading.local()
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="experts")
 
     def advance(self, states: States, chunk: Chunk) -> tuple[Outcome, Array, States]:
@@ -113,7 +114,7 @@ class LayeredStep(DeviceStep):
     def count_compilations(self, before: int, started: float) -> float:
         """As of other steps; this one's results were waited for, so its seconds are the compiler's own."""
         super().count_compilations(before, started)
-        return seconds_compiled() - self._compiled_before
+        return seconds_compiled() - float(self._of_thread.compiled_before)
 
     def close(self) -> None:
         """End the reading thread and the store."""
@@ -123,7 +124,7 @@ class LayeredStep(DeviceStep):
     def _advance(
         self, states: States, tokens: Any, packed: PackedRows, counts: npt.NDArray[np.int32], record: Record
     ) -> tuple[Outcome, Array, States]:
-        self._compiled_before = seconds_compiled()
+        self._of_thread.compiled_before = seconds_compiled()
         plan, device_counts = self.plan, jnp.asarray(counts)
         starts = tuple(state.recurrent.position for state in states)
         real = (np.arange(tokens.shape[1]) < counts[:, None]).reshape(-1)
@@ -153,25 +154,30 @@ class LayeredStep(DeviceStep):
 
     def _routed(self, layer: int, before: BeforeExperts, real: npt.NDArray[np.bool_]) -> Array:
         """What the chosen experts give all tokens [all, d]; padding asks for none and gets zeros."""
-        total, shape, x = jnp.zeros_like(before.x), self.store.shape(layer), before.x
+        total = jnp.zeros_like(before.x)
         chosen, shares = np.asarray(before.routed.chosen), np.asarray(before.routed.shares)
         groups = list(grouped(chosen, shares, real, self.plan.config.experts, self.store.group))
-        reading = self._take(layer, groups[0], np.empty(0, np.int32)) if groups else None
+        if not groups:  # padding alone, which compiles
+            none = nothing(chosen.shape[0], chosen.shape[1], self.plan.config.experts)
+            return self._add(layer, total, before.x, none, np.zeros(1, np.int32))
+        reading = self._take(layer, groups[0], np.empty(0, np.int32))
         for number, group in enumerate(groups):
-            assert reading is not None
             asked = perf_counter()
             slots = reading.result()
             self.store.counters.wait_s += perf_counter() - asked
-            scales = self.store.scales(layer, group.experts)[group.place]
             wait_for(total)  # the group before: its slots may be read to again
             if number + 1 < len(groups):
                 reading = self._take(layer, groups[number + 1], slots)
-            total = _add_experts(
-                total, x, self.store.device(layer), slots[group.place], scales, group.token_of, group.shares,
-                np.int32(group.count), shape, self.plan,
-            )  # fmt: skip
+            total = self._add(layer, total, before.x, group, slots)
         wait_for(total)  # the slots are free when the next layer reads
         return total
+
+    def _add(self, layer: int, total: Array, x: Array, group: Group, slots: Slots) -> Array:
+        scales = self.store.scales(layer, group.experts)[group.place]
+        return _add_experts(
+            total, x, self.store.device(layer), slots[group.place], scales, group.token_of, group.shares,
+            np.int32(group.count), self.store.shape(layer), self.plan,
+        )  # fmt: skip
 
     def _take(self, layer: int, group: Group, busy: Slots) -> Future[Slots]:
         return self._reading.submit(self.store.take, layer, group.experts, busy)
@@ -184,33 +190,43 @@ def grouped(
 
     Shapes: chosen and shares [t, u], real [t]. number: of all experts. most: tiles, and so experts, of a group, whose
     arrays are longer.
-    A tile is twice as long as an expert's run is on average, 1 to LONGEST_TILE; its length depends on t alone.
     """
-    used, pairs = chosen.shape[1], chosen.size
-    tile = 1 if len(chosen) == 1 else min(LONGEST_TILE, max(8, 1 << (pairs // number).bit_length()))
-    tokens = np.repeat(np.flatnonzero(real), used)
+    empty = nothing(chosen.shape[0], chosen.shape[1], number)
+    width, tile = empty.shares.shape
+    tokens = np.repeat(np.flatnonzero(real), chosen.shape[1])
     flat, flat_shares = chosen[real].reshape(-1).astype(np.int64), shares[real].reshape(-1)
     order = np.argsort(flat, kind="stable")
     experts, first, runs = np.unique(flat[order], return_index=True, return_counts=True)
     tiles_of = -(-runs // tile)
     expert_of = np.repeat(np.arange(experts.size), tiles_of)
-    begin = np.repeat(first, tiles_of) + tile * (
-        np.arange(expert_of.size) - np.repeat(np.cumsum(tiles_of) - tiles_of, tiles_of)
-    )
+    first_tile = np.repeat(np.cumsum(tiles_of) - tiles_of, tiles_of)
+    begin = np.repeat(first, tiles_of) + tile * (np.arange(expert_of.size) - first_tile)
     end = np.minimum(begin + tile, np.repeat(first + runs, tiles_of))
-    width = used if len(chosen) == 1 else GROUP_TILES  # of every group: one program, which rounds in one way
     for start in range(0, expert_of.size, min(most, width)):
         some = slice(start, start + min(most, width))
         places, place = np.unique(expert_of[some], return_inverse=True)
-        token_of, share = np.zeros((width, tile), np.int32), np.zeros((width, tile), np.float32)
         within = begin[some][:, None] + np.arange(tile)
         there = within < end[some][:, None]
         pair = order[np.where(there, within, 0)]
+        token_of, share, padded = empty.token_of.copy(), empty.shares.copy(), empty.place.copy()
         token_of[: len(pair)] = np.where(there, tokens[pair], 0)
         share[: len(pair)] = np.where(there, flat_shares[pair], 0)
-        padded = np.zeros(width, np.int64)
         padded[: place.size] = place
         yield Group(experts[places], padded, token_of, share, place.size)
+
+
+def nothing(count: int, used: int, number: int) -> Group:
+    """A group without a tile, of `count` tokens that choose `used` of `number` experts each.
+
+    A tile is twice as long as an expert's run is on average, 1 to LONGEST_TILE. All groups of so many tokens have its
+    shape, whatever they hold: one program, which rounds in one way.
+    """
+    tile = 1 if count == 1 else min(LONGEST_TILE, max(8, 1 << (count * used // number).bit_length()))
+    width = used if count == 1 else GROUP_TILES
+    shape = (width, tile)
+    return Group(
+        np.zeros(1, np.int64), np.zeros(width, np.int64), np.zeros(shape, np.int32), np.zeros(shape, np.float32), 0
+    )
 
 
 @partial(jax.jit, static_argnames=("plan",), compiler_options=OPTIONS)

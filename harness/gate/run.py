@@ -103,6 +103,9 @@ def run_gates(
         modes=[ModeVerdict(source.name) for source in modes],
         repeat=options.repeat,
     )
+    if memory := options.engine_settings.get("memory_bytes"):
+        how = options.engine_settings.get("expert_mode") or "each mode, `auto` beside `resident`"
+        result.notes.append(f"experts were read when they were chosen, by {how}, in a memory of {memory >> 20:,} MiB")
     identity = Identity([*(path for path, _ in jobs), *(source.path for source in modes if source.path)])
     try:
         with identity.watched():

@@ -116,6 +116,17 @@ def test_every_intermediate_is_recorded() -> None:
         assert off.max() < 4 * LOGIT_BOUND, name
 
 
+def test_nothing_is_compiled_after_warm_up() -> None:
+    with opened("tiny-quant", memory_bytes=PLENTY) as engine:
+        assert engine.warm_up() > 0 and engine.compilations > 0
+        before = engine.compilations
+        sequence = engine.new_sequence()
+        sequence.feed(prompt())
+        sequence.greedy(3)
+        assert engine.compilations == before
+        assert engine.timings.as_dict()["steps"][-1]["compile_s"] == 0
+
+
 def test_padding_asks_for_no_expert() -> None:
     with opened("tiny-quant", memory_bytes=PLENTY) as engine:
         engine.new_sequence().feed([7], last_only=True)  # alone in a chunk of 1
@@ -151,6 +162,30 @@ def test_a_memory_that_holds_too_little_is_refused() -> None:
         ),
         opened("tiny-quant", memory_bytes=memory),
     ):
+        pass
+
+
+def test_a_failed_read_takes_the_step_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened("tiny-quant", memory_bytes=PLENTY) as engine:
+        sequence, ids = engine.new_sequence(), prompt()
+        expected = engine.new_sequence().feed(ids).tobytes()
+        sequence.feed(ids[:20])
+        saved = sequence.save()
+        with monkeypatch.context() as patch:
+            patch.setattr(store(engine), "take", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+            with pytest.raises(OSError, match="Input/output error"):
+                sequence.feed(ids[20:])
+        with pytest.raises(RuntimeError, match="its state is lost: restore a saved one"):
+            sequence.feed(ids[20:])
+        sequence.restore(saved)
+        sequence.feed(ids[20:])
+        assert sequence.position == len(ids)
+        assert engine.new_sequence().feed(ids).tobytes() == expected
+
+
+def test_another_device_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    with pytest.raises(InputError, match="JAX computes on gpu, expected cpu"), opened("tiny", memory_bytes=PLENTY):
         pass
 
 

@@ -46,6 +46,7 @@ def test_every_mode_reads_experts_too(tmp_path: Path, monkeypatch: pytest.Monkey
     code, result, output = judged(tmp_path)
     assert code == 0, output
     assert {mode["verdict"] for mode in result["modes"]} == {"equal"}
+    assert any("experts were read when they were chosen, by each mode" in note for note in result["notes"])
     assert {"mmap", "prefetch", "uring", "auto"} <= set(used), "auto for resident, which would hold all experts"
     assert sorted(read.values()) == sorted(set(read.values())) and len(read) == 4, "every mode has read some"
 
