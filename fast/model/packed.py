@@ -25,7 +25,7 @@ class PackedMatrix:
     parts: as `fast.model.packed_product` has them. scale: what a `.scale` of the file multiplies products by.
     """
 
-    parts: tuple[UInt8[Array, "n b ... r"], ...]
+    parts: tuple[UInt8[Array, "count blocks ... rows"], ...]
     scale: Float[Array, ""] | None
     out: int = field(metadata={"static": True})
     type: int = field(metadata={"static": True})

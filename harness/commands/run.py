@@ -55,6 +55,12 @@ def run(
             "--mtp", metavar="FILE", readable=False, help="The file that holds the MTP head. Default: the model's own."
         ),
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Ask --prompt as a user's message, by the file's own chat template.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="With --chat: a message of the system before it.")
+    ] = None,
     memory: Memory = None,
     expert_mode: ExpertMode = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.")] = False,
@@ -69,6 +75,8 @@ def run(
 
         plegate run --prompt "Once upon a time"
 
+        plegate run model.gguf --chat --prompt "Why is the sky blue?"
+
         plegate run model.gguf --tokens ids.json -n 32 --mode prefetch
 
         plegate run large.gguf --memory 12GiB --prompt "Once upon a time"
@@ -81,7 +89,8 @@ def run(
 
     from fast.engine.engine import FastEngine
     from fast.rows import locate_table, open_rows
-    from harness.cases.prompts import check_context, check_ids, encode, read_one_prompt
+    from harness.cases.chat import conversation
+    from harness.cases.prompts import check_context, check_ids, decode, encode, read_one_prompt
     from harness.commands.outputs import outputs
     from harness.commands.progress import stages
     from harness.engines.own_memory import OwnMemory
@@ -93,13 +102,16 @@ def run(
 
     if (prompt is None) == (tokens is None):
         raise InputError("give one of --prompt TEXT and --tokens FILE")
+    if (chat and prompt is None) or (system is not None and not chat):
+        raise InputError("--chat is of --prompt TEXT, and --system TEXT of --chat: give what is missing")
     write = outputs({"--json": json_file}, [model, tokens, mtp])
     with ExitStack() as stack:
         own = stack.enter_context(OwnMemory()) if memory else None
         with stages() as say:
             say("opening the model")
             file = stack.enter_context(open_gguf(model or ensure_model("nano", cache_dir, say)))
-            ids = encode(file, prompt) if prompt is not None else read_one_prompt(tokens)  # type: ignore[arg-type]
+            asked = conversation(file, prompt, system) if chat and prompt is not None else prompt
+            ids = encode(file, asked) if asked is not None else read_one_prompt(tokens)  # type: ignore[arg-type]
             config = config_from(file)
             check_ids(ids, config.vocab, str(tokens or "the prompt"))
             needed = context or len(ids) + generate
@@ -127,18 +139,11 @@ def run(
         out.end()
         _report(engine.timings, of_prompt, len(answer))
         of_memory = _report_memory(engine, own) if own else {}
-        counts = {"draft_n": engine.timings.drafted, "draft_n_accepted": engine.timings.accepted} if draft else {}
-        write(
-            {
-                "--json": lambda: {
-                    "prompt": ids,
-                    "tokens": answer,
-                    **counts,
-                    **of_memory,
-                    "timings": engine.timings.as_dict(),
-                }
-            }
-        )
+        timings: dict[str, Any] = {"timings": engine.timings.as_dict()}
+        if draft:
+            timings |= {"draft_n": engine.timings.drafted, "draft_n_accepted": engine.timings.accepted}
+        text = {"text": decode(file, answer)} if prompt is not None else {}
+        write({"--json": lambda: {"prompt": ids, "tokens": answer, **text, **of_memory, **timings}})
 
 
 def _report_memory(engine: FastEngine, own: OwnMemory) -> dict[str, Any]:
@@ -165,11 +170,12 @@ def _end_tokens(file: GgufFile, engine: FastEngine) -> set[int]:
 
 
 class _Words:
-    """Writes tokens as text, each as soon as it ends on a whole character; as ids where the prompt was ids."""
+    """Writes tokens as text, every character as soon as it is whole; as ids where the prompt was ids."""
 
     def __init__(self, file: GgufFile, as_text: bool) -> None:
         self._file, self._as_text = file, as_text
         self._held: list[int] = []
+        self._written = 0  # characters of what is held
 
     def add(self, token: int) -> None:
         if not self._as_text:
@@ -177,13 +183,14 @@ class _Words:
             return
         self._held.append(token)
         text = self._decode(self._held)
-        # A token may end inside a character; four bytes later it has ended, or it was none.
-        if not text.endswith("\ufffd") or len(self._held) > 4:
-            print(text, end="", flush=True)
-            self._held = []
+        whole = text.rstrip("\ufffd")  # which may be a character that has only begun
+        print(whole[self._written :], end="", flush=True)
+        self._written = len(whole)
+        if whole == text:
+            self._held, self._written = [], 0
 
     def end(self) -> None:
-        print(self._decode(self._held) if self._held else "", flush=True)
+        print(self._decode(self._held)[self._written :] if self._held else "", flush=True)
 
     @property
     def _decode(self) -> Callable[[list[int]], str]:

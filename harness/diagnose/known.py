@@ -110,11 +110,11 @@ CHANGES: dict[str, Change] = {
     ),
     "the shares of the experts were not brought back to sum 1": (
         _EXPERTS,
-        "experts",
+        "route",
         "best / jnp.sum(best, axis=-1, keepdims=True)",
         "best",
     ),
-    "the shared expert had no gate": (_EXPERTS, "experts", "opening * shared", "shared"),
+    "the shared expert had no gate": (_EXPERTS, "route", "opening * (gated", "(gated"),
     "the PLE gate lost the sign of the agreement": (_PLE, "ple_gated", "jnp.sign(agreement) * root", "root"),
     "the PLE gate had no square root": (_PLE, "ple_gated", "jnp.sign(agreement) * root", "agreement"),
     "the PLE convolution were not dilated": (

@@ -50,7 +50,7 @@ def random_recipe(seed: int) -> Recipe:
 
 def for_llama_cpp(seed: int) -> bool:
     """Whether a seed's model is one that llama.cpp loads: every second, with each table type in turn."""
-    return (seed + seed // len(TABLE_MASKS)) % 2 == 1
+    return sum(divmod(seed, len(TABLE_MASKS))) % 2 == 1
 
 
 def random_tokens(seed: int, config: ModelConfig, count: int) -> list[int]:

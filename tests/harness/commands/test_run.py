@@ -52,7 +52,7 @@ def test_run_continues_text_in_text(tmp_path: Path) -> None:
     with open_gguf(path) as file:
         record = json.loads(json_file.read_text())
         assert record["prompt"] == encode(file, "The rain")
-        assert out == decode(file, record["tokens"]) + "\n"
+        assert out == record["text"] + "\n" == decode(file, record["tokens"]) + "\n"
 
 
 def test_run_stops_at_the_end_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,6 +77,24 @@ def test_text_is_written_only_in_whole_characters(capsys: pytest.CaptureFixture[
     finally:
         _Words._decode = kept  # type: ignore[method-assign]
     assert seen == ["caf", "", "é ", "", "\ufffdx"]
+
+
+def test_tokens_that_all_end_inside_a_character_are_written_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each token ends one character and begins another: no end of a token is the end of a character."""
+    content = "\U0001f600\U0001f601\U0001f602\U0001f603\U0001f604 end".encode()
+    pieces = [content[:2], *(content[at : at + 4] for at in range(2, len(content), 4))]
+    decode = staticmethod(lambda ids: b"".join(pieces[i] for i in ids).decode("utf-8", "replace"))
+    monkeypatch.setattr(_Words, "_decode", decode)
+    words, seen = _Words(None, True), []  # type: ignore[arg-type]
+    for token in range(len(pieces)):
+        words.add(token)
+        seen.append(capsys.readouterr().out)
+    words.end()
+    assert "\ufffd" not in "".join(seen)
+    assert "".join(seen) + capsys.readouterr().out == content.decode() + "\n"
+    assert seen[1:4] == ["\U0001f600", "\U0001f601", "\U0001f602"]
 
 
 @pytest.mark.parametrize(
